@@ -1,7 +1,7 @@
-"""Every exception of zfabric on one screen. Ray's names work too, as aliases at the end.
+"""Every exception of zfabric. Ray's names are aliases at the end.
 
-An exception of the user's code arrives as ``TaskError`` (which is also an instance of its own class). A failure of the fabric
-is a ``FabricError`` of a kind. A mistake of the caller is raised at the call.
+An exception of the user's code arrives as ``TaskError`` (also an instance of its own class). A failure of the fabric is a ``FabricError``
+of a kind. A mistake of the caller is raised at the call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class OptionError(FabricError, ValueError):
 
 
 class ArgumentTypeError(FabricError, TypeError, ValueError):
-    """An argument of the wrong type: a TypeError, and a ValueError too, because Ray raises some of these as one."""
+    """An argument of the wrong type: a TypeError, and a ValueError because Ray raises some as one."""
 
 
 class OptionTypeError(OptionError, ArgumentTypeError):
@@ -48,11 +48,11 @@ class NotInitializedError(FabricError, RuntimeError):
 
 
 class NotInRayModeError(FabricError, NotImplementedError):
-    """A program of Ray (``zfabric.as_ray``) has used a part of Ray's inside that zfabric does not have."""
+    """A program of Ray (``zfabric.as_ray``) has used an internal part of Ray that zfabric lacks."""
 
 
 class AlreadyInitializedError(FabricError, RuntimeError):
-    """``zf.init()`` was called a second time; pass ``ignore_reinit_error=True`` if that is meant."""
+    """``zf.init()`` was called again; pass ``ignore_reinit_error=True`` if that is meant."""
 
 
 class SerializationError(FabricError, TypeError):
@@ -63,17 +63,17 @@ class SerializationError(FabricError, TypeError):
 
 
 class TaskError(FabricError):
-    """The user's code raised. Also an instance of the class that was raised, wherever that class allows it.
+    """The user's code raised. Also an instance of the raised class, if that class allows it.
 
-    ``cause`` is the original exception (None if it could not be pickled), ``traceback_text`` the remote traceback;
-    ``facts`` name function, node, pid and attempt.
+    ``cause`` is the original exception (None if it could not be pickled), ``traceback_text`` the remote traceback; ``facts`` name function,
+    node, pid and attempt.
     """
 
     cause: BaseException | None = None
     traceback_text: str = ""
 
     def as_instanceof_cause(self) -> TaskError:
-        """This error, which already is an instance of the class that was raised. (In Ray this method makes such an error.)"""
+        """Return this error, which already is an instance of the raised class. (Ray makes one here.)"""
         return self
 
 
@@ -88,7 +88,7 @@ class ActorError(FabricError):
 
     @property
     def preempted(self) -> bool:
-        """Whether the actor ended since its node was drained: the machine was about to be taken away."""
+        """Whether the actor ended because its node was drained."""
         return bool(self.facts.get("preempted"))
 
 
@@ -100,7 +100,7 @@ class ActorDiedError(ActorError):
 
     @property
     def actor_init_failed(self) -> bool:
-        """Whether the actor is dead because its ``__init__`` raised an error."""
+        """Whether the actor's ``__init__`` raised an error."""
         return self.cause is not None
 
 
@@ -111,7 +111,7 @@ class ActorUnavailableError(ActorError):
 
 
 class ActorNameTakenError(ActorError, ValueError):
-    """Another living actor has that name in that namespace; ``get_if_exists=True`` takes that one instead."""
+    """Another living actor has that name in that namespace; ``get_if_exists=True`` takes that one."""
 
 
 class ActorNotFoundError(ActorError, ValueError):
@@ -123,7 +123,7 @@ class ActorLimitExceededError(ActorError):
 
 
 class DeadlockError(ActorError):
-    """An actor waits for a call of itself, which can only run once it has stopped waiting."""
+    """An actor waits for a call of itself, which can only run afterwards."""
 
 
 class PendingCallsLimitExceededError(ActorError):
@@ -134,11 +134,11 @@ class PendingCallsLimitExceededError(ActorError):
 
 
 class GetTimeoutError(FabricError, TimeoutError):
-    """``get`` waited as long as it was allowed to; the tasks go on."""
+    """``get`` waited as long as allowed; the tasks go on."""
 
 
 class TaskTimeoutError(FabricError, TimeoutError):
-    """The task's own ``timeout`` passed before it had an outcome, or an attempt took longer than its ``run_timeout``."""
+    """The task's ``timeout`` passed before it had an outcome, or an attempt took longer than its ``run_timeout``."""
 
 
 class TaskCancelledError(FabricError):
@@ -149,7 +149,7 @@ class TaskCancelledError(FabricError):
 
 
 class WorkerCrashedError(FabricError):
-    """The worker died while it ran the task, more often than ``max_retries`` allows; ``facts`` describe each death."""
+    """The task's worker died more often than ``max_retries`` allows; ``facts`` describe each death."""
 
 
 class OutOfMemoryError(WorkerCrashedError):
@@ -169,15 +169,15 @@ class JobEndedError(FabricError):
 
 
 class JobError(FabricError, RuntimeError, ValueError):
-    """No job has that id, or another one has it already, or the job still runs: a RuntimeError, as in Ray, and a ValueError."""
+    """No job has that id, or another has it already, or the job still runs. Also a RuntimeError, as in Ray."""
 
 
 class TaskUnschedulableError(FabricError):
-    """The node on which a task is to run does not exist, or no node will ever have what it asks for (with ``infeasible="raise"``)."""
+    """The node for a task does not exist, or no node will ever have what the task asks for (with ``infeasible="raise"``)."""
 
 
 class PlacementGroupRemovedError(FabricError):
-    """The placement group of a task was removed, or its job has ended, before the task had an outcome."""
+    """The task's placement group was removed, or its job ended, before the task had an outcome."""
 
 
 class RuntimeEnvSetupError(FabricError):
@@ -189,7 +189,7 @@ class ConnectionLostError(FabricError, ConnectionError):
 
 
 class VersionMismatchError(ConnectionLostError):
-    """The other side speaks another version of the protocol, or the file is of another format."""
+    """The other side has another version of the protocol, or the file another format."""
 
 
 # --- objects -------------------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class ObjectStoreError(FabricError):
 
 
 class ObjectStoreFullError(ObjectStoreError):
-    """There was no room within the time allowed, although everything was spilled that could be."""
+    """There was no room in time, although everything was spilled that could be."""
 
 
 class ObjectTooLargeError(ObjectStoreFullError):
@@ -208,11 +208,11 @@ class ObjectTooLargeError(ObjectStoreFullError):
 
 
 class OutOfDiskError(ObjectStoreError):
-    """The disk that objects spill to, or that the control store writes to, is full."""
+    """The disk for spilled objects, or of the control store, is full."""
 
 
 class KeyValueStoreFullError(FabricError):
-    """The key-value store of the cluster has no room for the value: config ``kv_bytes`` of the head is its limit."""
+    """The cluster's key-value store has no room for the value: config ``kv_bytes`` of the head is its limit."""
 
 
 class ObjectLostError(ObjectStoreError):
@@ -220,15 +220,15 @@ class ObjectLostError(ObjectStoreError):
 
 
 class ObjectFreedError(ObjectLostError):
-    """The object's last reference was dropped before its value was requested."""
+    """The object's last ref was dropped before its value was requested."""
 
 
 class LineageEvictedError(ObjectLostError):
-    """The object could be made again, but a task's row was deleted at the lineage cap, or what an actor's stream yielded is gone."""
+    """The object cannot be made again: a task's row was deleted at the lineage cap, or what an actor's stream yielded is gone."""
 
 
 class CallbackLimitExceededError(FabricError):
-    """As many call backs of ``zf.util.on_freed`` wait in this process as may."""
+    """As many callbacks of ``zf.util.on_freed`` wait in this process as may."""
 
 
 # Ray's names for the same things.

@@ -1,22 +1,18 @@
-"""The arena: one sparse shared-memory file that holds a node's values, and how processes access it.
+"""The arena: one sparse shared-memory file with a node's values.
 
-The supervisor creates it and keeps it open; it has no name that could outlive a kill. All other processes open it through the
-supervisor's descriptor, ``/proc/<pid>/fd/<n>``, which only the same user can. The reasons and measurements are in
-``docs/decisions/0001-arena-without-a-name.md``.
+The supervisor creates it without a name, so that nothing outlives a kill; others open it as ``/proc/<pid>/fd/<n>`` (decision 0001 has
+reasons and measurements).
 
-**No byte is touched before its memory exists.** ``make_ready`` allocates whole pieces of 2 MiB, and raises an error if the system
-has none left; touching a hole would kill the process instead (SIGBUS). One page per piece is allocated first, and ``MADV_COLLAPSE``
-makes a huge page of the piece. That is eight times faster than allocating all small pages, and the first write of any process then
-runs at the speed of the copy. If that is refused, ``posix_fallocate`` allocates the whole piece.
+**No byte is touched before its memory exists**: touching a hole without memory kills the process (SIGBUS). ``make_ready`` allocates pieces
+of 2 MiB: one page each, then ``MADV_COLLAPSE`` makes a huge page, eight times faster than all small pages. If refused, ``posix_fallocate``
+allocates the piece.
 
-**Finding sealed objects after a restart.** An object is a header of 64 bytes and its payload. Headers cannot be found by walking, since
-reused room is full of old ones. So the start of the file is an *index* with an entry per object that the store has taken over. Only the
-daemon writes it, the state byte of an entry last. After a restart an entry counts if its header agrees: the same id and size, sealed. A
-half-written object is in no index, whenever its writer was killed.
+**A restarted daemon finds sealed objects by an index** at the start of the file: reused room is full of old headers. Only the daemon writes
+it, an entry's state byte last. An entry counts if the object's header agrees: same id, same size, sealed.
 
-**Reading without a pin.** A process that knows a place from the value's writer may copy the value from there (``copy``). As with a sequence
-lock, the copy counts only if the header says before and afterwards that this object is sealed there. So the daemon voids the header of an
-object before it gives its room away (``mark``), and clears room in which a dead process may have written objects that it knows nothing of.
+**Reading without a pin** (``copy``) works like a sequence lock: a copy counts if the header is this sealed object's before and afterwards.
+So the daemon voids a header before it gives the room away (``mark``), and clears room where a dead process may have written unreported
+objects.
 """
 
 from __future__ import annotations
@@ -41,28 +37,24 @@ _ENTRY = struct.Struct("<IBBxxQ20s4xQ16x")
 """magic, version, state, size, object id, payload offset"""
 _STATE_AT = 5
 _INDEX_STEP = 64 * 2**10
-"""Bytes by which the index's memory grows."""
 _MEMORY_RESERVE = 64 * 2**20
-"""Memory left to the system when the arena grows: at the end of memory, processes are killed instead of getting an error."""
+"""Memory left to the system: at the end of memory, the kernel kills processes and reports no error."""
 
 _TRY_AGAIN_SECONDS, _TRY_AGAIN_SECONDS_MOST = 0.005, 0.1
-"""Seconds without huge pages after the first slow one, doubled after each further one up to the second value: a huge page takes some
-seven milliseconds if a host provides it.
-"""
+"""Seconds without huge pages after the first slow one (7 ms if the host must provide it); doubled up to the second value."""
 _SLOW_BYTES_PER_SECOND = 2 * 2**30
 """Below this rate, huge pages are slower than small ones."""
 _HUGE_STEP_MOST = 32 * 2**20
-"""The most bytes of huge pages requested in one call after fast ones: their speed is known only after the call."""
+"""Most bytes of huge pages per call after fast ones: the speed is known only afterwards."""
 
 _MADV_REMOVE, _MADV_COLLAPSE = 9, 25
 _F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 0x2, 0x4
 
 
 def create_arena(directory: str, size: int) -> int:
-    """Create an arena of ``size`` bytes (its file has ``arena_bytes(size)``), without a name; return its descriptor.
+    """Create an arena of ``size`` bytes for values, without a name; return its descriptor.
 
-    ``directory`` is a tmpfs for its file; an empty string selects anonymous shared memory. The size never changes, so no mapping loses its
-    end.
+    ``directory`` is a tmpfs; if empty, the memory is anonymous. The size never changes, so no mapping loses its end.
     """
     size = arena_bytes(size)
     if not directory:
@@ -83,9 +75,9 @@ def create_arena(directory: str, size: int) -> int:
 
 
 class Arena:
-    """This process's mapping of the arena at ``path``: read-only, and a second, writable one if ``writable``.
+    """This process's mapping of the arena at ``path``; ``writable`` adds a second one for writing.
 
-    Offsets are those of payloads, as in all messages. Raises OSError if the file cannot be opened or is of another size.
+    Offsets are those of payloads, as in messages. Raises OSError if the file cannot be opened or has another size.
     """
 
     def __init__(self, path: str, size: int, writable: bool) -> None:
@@ -106,7 +98,7 @@ class Arena:
         self._slots_used = 0
         self._index_ready = 0
         self._try_again_after = 0.0
-        """Seconds without huge pages after the last slow one; 0 if they were fast."""
+        """0 after fast huge pages."""
         self._try_again_at = 0.0
         self._huge_step = PIECE
         self._index_end = data_start(self.size)
@@ -122,17 +114,16 @@ class Arena:
     # -- values --
 
     def view(self, offset: int, size: int) -> memoryview:
-        """Return the payload at ``offset``, read-only."""
+        """Return a payload, read-only."""
         return self._readable[offset : offset + size]
 
     def private(self, offset: int, size: int) -> memoryview:
-        """Return a private copy-on-write view of the payload at ``offset``. Raises OSError if it cannot be mapped."""
+        """Return a private copy-on-write view of a payload. Raises OSError if it cannot be mapped."""
         return private_view(self._descriptor, offset, size)
 
     def copy(self, offset: int, size: int, object_id: bytes) -> memoryview | None:
-        """Return a copy of the object whose payload is, or was, at ``offset``; None unless it was there, whole, the whole time.
-
-        The copy is writable and aligned like the payload. System calls read it, since a place that was given up may have no memory.
+        """Return a writable copy of an object; None unless it was there, sealed, before and after. System calls read it: freed room may
+        have no memory.
         """
         start = offset - HEADER_BYTES
         if not self._index_end <= start <= self.size - HEADER_BYTES - size:
@@ -146,30 +137,30 @@ class Arena:
         return room[HEADER_BYTES:] if os.pread(self._descriptor, HEADER_BYTES, start) == header else None
 
     def writable(self, offset: int, size: int) -> memoryview:
-        """Return the payload at ``offset``, writable, for the process that has the grant."""
+        """Return a payload, writable, for the process that has the grant."""
         return self._memory[offset : offset + size]
 
     def void(self, offset: int) -> None:
-        """Void the header of the object at ``offset``, whose room is about to be written again: no copy of it counts any more."""
+        """Void an object's header, so that copies no longer count."""
         self._memory[offset - HEADER_BYTES + _STATE_AT] = FREED
 
     def seal(self, offset: int, object_id: bytes, size: int, digest: bytes = b"") -> None:
-        """Write the header of the payload at ``offset``, which is complete. Its state comes last."""
+        """Write the header of a complete payload, its state last."""
         start = offset - HEADER_BYTES
         _HEADER.pack_into(self._memory, start, _MAGIC, _VERSION, WRITING, size, object_id, digest)
         self._memory[start + _STATE_AT] = SEALED
 
     def write(self, offset: int, object_id: bytes, value: bytes | memoryview) -> None:
-        """Write a whole object: payload, then header."""
+        """Write a payload, then its header."""
         self._memory[offset : offset + len(value)] = value
         self.seal(offset, object_id, len(value))
 
     # -- the index (daemon only) --
 
     def mark(self, offset: int, state: int) -> bool:
-        """Add the object at ``offset`` to the index (SEALED), or remove it and void its header (FREED), whose room is still its own.
+        """Index an object (SEALED), or remove it and void its header (FREED), in room that is still its own.
 
-        Returns False if a restart would not find it: its header is not sealed, or the index has no room.
+        Returns False if a restart would not find it: the header is not sealed, or the index is full.
         """
         if state == FREED:
             self.void(offset)
@@ -178,7 +169,7 @@ class Arena:
                 self._memory[slot * INDEX_ENTRY_BYTES + _STATE_AT] = FREED
                 self._free_slots.append(slot)
             return True
-        # Read by a system call: a wrong offset from a client may point to unallocated memory.
+        # By a system call: a client's wrong offset may point to unallocated memory.
         magic, version, sealed, size, object_id, _ = _HEADER.unpack(os.pread(self._descriptor, HEADER_BYTES, offset - HEADER_BYTES))
         if (magic, version, sealed) != (_MAGIC, _VERSION, SEALED):
             return False
@@ -209,7 +200,7 @@ class Arena:
         return self._slots_used - 1
 
     def find_sealed(self) -> list[tuple[bytes, int, int]]:
-        """Return (object_id, offset, size) of all objects in the index. A restarted daemon calls this before ``mark``."""
+        """Return (object_id, offset, size) of indexed objects. A restarted daemon calls this before ``mark``."""
         used = min(round_up(os.lseek(self._descriptor, 0, os.SEEK_HOLE), _INDEX_STEP), self._index_end)
         index = os.pread(self._descriptor, used, 0)
         self._index_ready = used
@@ -225,7 +216,7 @@ class Arena:
         return found
 
     def refs_inside(self, offset: int, size: int) -> tuple[bytes, ...]:
-        """Return the ids of the objects to which a sealed value contains refs."""
+        """Return the ids of refs inside a sealed value."""
         return read_refs(lambda count: os.pread(self._descriptor, count, offset), size)
 
     def _agrees(self, object_id: bytes, offset: int, size: int) -> bool:
@@ -237,15 +228,11 @@ class Arena:
     # -- memory (daemon only) --
 
     def make_ready(self, offset: int, size: int) -> str:
-        """Allocate memory for these whole pieces, as huge pages if possible; return an empty string, or the reason for a refusal.
+        """Allocate memory for whole pieces, huge pages if possible. Return an empty string, or why it was refused.
 
-        Huge pages are several times faster than small ones to allocate and to write first, if the machine has the memory. A virtual machine
-        may have to get them from its host at a thirtieth of that speed; small pages from freed memory are then faster. So pages are huge
-        unless the last ones were slow; after slow ones, a huge page is tried now and then.
-
-        The measure is this thread's processor time, which includes a virtual machine's wait for its host. Wall-clock time would include
-        other processes on the processor, and the call's own wait for all other processors (it empties their page lists first): that depends
-        on the machine's load, and is no reason to use small pages.
+        Huge pages are several times faster, unless a virtual machine gets them from its host, thirty times slower than freed memory. So
+        they are used until they are slow, and tried again after a growing pause. Speed is measured in processor time, which includes
+        waiting for the host but not the machine's load.
         """
         if self._mapping is None:
             return "the arena is open for reading only"
@@ -262,7 +249,6 @@ class Arena:
         return ""
 
     def _make_huge(self, offset: int, size: int) -> int:
-        """Make huge pages behind these whole pieces, and record whether that was slow. Return ``size``."""
         assert self._mapping is not None
         began = time.thread_time()
         for piece in range(offset, offset + size, PIECE):
@@ -283,13 +269,12 @@ class Arena:
         ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(self._memory, offset)), 0, size)
 
     def punch(self, offset: int, size: int) -> None:
-        """Return the memory behind these whole pieces to the system. They read as zeros and must not be touched."""
+        """Return whole pieces to the system. They read as zeros and must not be touched."""
         if self._mapping is not None:
             self._mapping.advise(offset, size, _MADV_REMOVE)
 
 
 def _memory_short(size: int) -> str:
-    """Return why the system cannot provide ``size`` bytes now, or an empty string."""
     with open("/proc/meminfo", "rb") as lines:
         for line in lines:
             if line.startswith(b"MemAvailable:"):

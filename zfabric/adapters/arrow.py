@@ -1,9 +1,7 @@
-"""Arrays of Arrow: written without the memory that a slice does not use.
+"""Pickles Arrow arrays without the memory that a slice does not use.
 
-A slice of an Arrow array, and so of a table, a record batch or a chunked array, has the buffers of the whole, and Arrow's own pickling
-writes all of them. Here an array that uses less than it has is copied first. So a table in a hundred slices takes as much room as whole.
-Dictionaries stay as they are: programs see them. So do the children of dense unions, and texts of views (``string_view``) that are inside
-of other arrays: Arrow has no way to cut these. pandas cuts its arrays by itself.
+A slice has the buffers of the whole, which Arrow's own pickling writes. Here an array that uses less than it has is copied first.
+Dictionaries stay, since programs see them; so do children of dense unions and nested string views, which Arrow cannot cut.
 """
 
 from __future__ import annotations
@@ -13,23 +11,22 @@ from collections.abc import Callable
 from typing import Any
 
 UNUSED_MAX = 0.1
-"""An array is copied if its buffers have more bytes than it uses, by this share of them: less would cost more than it saves."""
+"""Unused share of the buffers from which a copy saves more than it costs."""
 VIEW_BYTES = 16
-"""Bytes of an element of an array of views."""
 UNUSED_BYTES_MIN = 1024
-"""Fewer unused bytes do not count: buffers of small arrays are rounded up."""
+"""Smaller waste does not count: buffers are rounded up."""
 
 
 def is_loaded() -> bool:
-    """Whether this process has imported pyarrow."""
+    """Whether pyarrow is imported."""
     return "pyarrow.lib" in sys.modules
 
 
 class Reducers(dict[type[Any], Callable[[Any], Any]]):
-    """The reducers of Arrow's arrays, by type, found when first asked for: programs define types of their own."""
+    """Reducers of Arrow's array classes, made on first use: programs define such classes."""
 
     def __missing__(self, kind: type[Any]) -> Callable[[Any], Any]:
-        """Return the reducer of a class of arrays. Raises KeyError for all others."""
+        """Return the reducer of a class of arrays. Raises KeyError for other classes."""
         array = getattr(sys.modules.get("pyarrow.lib"), "Array", None)
         if array is None or not issubclass(kind, array):
             raise KeyError(kind)
@@ -47,7 +44,6 @@ def _reduce_array(array: Any) -> Any:
 
 
 def _compact(arrow: Any, array: Any) -> Any:
-    """Return an array that has not much more memory than it uses: this one, or a copy."""
     kind = array.type
     if kind.id in _views(arrow):
         return _copy_of_views(arrow, array) if _is_cut(array) else array
@@ -69,13 +65,12 @@ def _is_much(unused: int, whole: int) -> bool:
 
 
 def _is_cut(views: Any) -> bool:
-    """Whether an array of views is a small part of another one."""
     buffer = views.buffers()[1]
     return buffer is not None and _is_much(buffer.size - VIEW_BYTES * len(views), buffer.size)
 
 
 def _views(arrow: Any) -> tuple[Any, ...]:
-    """Return the ids of types whose elements refer to buffers that all slices share. Old versions of Arrow have none."""
+    """Types whose elements refer to shared buffers; None for those that this version lacks."""
     return (getattr(arrow, "Type_STRING_VIEW", None), getattr(arrow, "Type_BINARY_VIEW", None))
 
 

@@ -1,8 +1,7 @@
-"""Directories that are made once for all processes of a node, and removed when they are not used and others need the room.
+"""Directories that are made once for all processes of a node, and removed when unused and others need the room.
 
-Each is ``content`` in a directory of its name, beside ``lock`` and, once it is complete, ``ready``. Whoever uses or makes it holds a shared
-lock (``flock``) on ``lock`` until it ends, however it ends; whoever removes it, an exclusive one. Whoever makes it has an exclusive one on
-``making``, too. No lock is turned into another one: whoever waited to have ``lock`` alone would wait for all who use the directory.
+A user holds a shared ``flock`` on the directory's ``lock`` for life; the remover needs an exclusive one. The maker also holds ``making``,
+since an exclusive ``lock`` would wait for all users. ``ready`` exists once ``content`` is complete.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from zfabric.adapters.file_trees import remove_tree
 
 
 class CachedDirectory(NamedTuple):
-    """A directory that is complete, and the descriptor of its lock: it stays while that is open."""
+    """A complete directory. It is not removed while the descriptor ``lock`` is open."""
 
     path: str
     lock: int
 
 
 def use(root: str, name: str, make: Callable[[str], None], bytes_max: int) -> CachedDirectory:
-    """Return the directory ``name`` below ``root``; if there is none, ``make(path)`` fills it, in one process at a time.
+    """Return the directory ``name`` below ``root``. If absent, ``make(path)`` fills it, in one process at a time.
 
-    Then remove others that are not in use, the longest unused first, until all have ``bytes_max`` bytes. Raises what ``make`` raises.
+    Then the longest unused directories are removed, until all have ``bytes_max`` bytes. Raises what ``make`` raises.
     """
     place = f"{root}/{name}"
     while True:
@@ -46,7 +45,7 @@ def use(root: str, name: str, make: Callable[[str], None], bytes_max: int) -> Ca
 
 
 def _complete(place: str, make: Callable[[str], None]) -> bool:
-    """Make a directory, unless another process has. Return whether this one did. The caller has a shared lock."""
+    """Make a directory, under the shared lock, unless another process has; return whether this call did."""
     if os.path.exists(f"{place}/ready"):
         return False
     making = _open(place, "making")
@@ -58,7 +57,7 @@ def _complete(place: str, make: Callable[[str], None]) -> bool:
         os.mkdir(f"{place}/content", 0o700)
         try:
             make(f"{place}/content")
-        except BaseException:  # Interrupts too: what is half made must not be used.
+        except BaseException:  # Interrupts too: nothing half made may be used.
             remove_tree(f"{place}/content")
             raise
         _write_size(place)

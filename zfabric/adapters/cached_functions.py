@@ -1,8 +1,7 @@
 """Pickles functions with a cache (``functools.lru_cache``, ``functools.cache``).
 
-Python pickles them by name alone. So those of ``__main__``, and those made inside other functions, are not found in other processes. Here
-they travel as the inner function and the parameters of the cache, wherever cloudpickle would send that function by value. Each process
-that loads one has a cache of its own, empty at first.
+Python pickles them by name, under which others do not find those of ``__main__`` or of other functions. Those travel as the inner function
+and the cache's parameters; a loaded one begins with an empty cache.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Any
 from zfabric.adapters.importable import importable
 
 CachedFunction: Any = functools._lru_cache_wrapper
-"""The class of the functions that ``functools.lru_cache`` makes."""
 _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 _MADE = frozenset(functools.WRAPPER_ASSIGNMENTS) | {"__wrapped__", "cache_parameters"}
 """Attributes that the constructor sets."""
@@ -21,7 +19,7 @@ _NOTHING = object()
 
 
 def reduce_cached(cached: Any) -> str | tuple[Any, ...]:
-    """Reduce a cached function for pickle: to its name if other processes can import it, or else to its parts."""
+    """Reduce a cached function to its name if other processes can import it, else to its parts."""
     if importable(cached):
         return str(cached.__qualname__)
     inside = cached.__wrapped__

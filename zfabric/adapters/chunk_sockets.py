@@ -1,8 +1,7 @@
-"""The TCP sockets of a transfer agent: one that others dial for values of this node, and one to each node that has values for it.
+"""The TCP sockets of a transfer agent: one that others dial for values of this node, and one to each node with values for it.
 
-A frame has one message, behind a ``Chunk`` a second part with its bytes, or some requests to a source. Bytes of values are sent from the
-memory where they lie, without a copy: whoever sends them learns when that memory may change (``sent``). Frames may be lost, with a
-connection or for want of room in a queue. Agents repeat what they want, so ZeroMQ may make connections again by itself.
+A chunk is sent from where it lies, without a copy; ``sent`` returns when that memory may change. Frames may be lost: agents repeat
+requests, so ZeroMQ may reconnect by itself.
 """
 
 from __future__ import annotations
@@ -24,26 +23,24 @@ from zfabric.protocol.ids import TRANSFER_AGENT
 from zfabric.protocol.messages import Chunk, Message, Row
 
 QUEUED_MAX = 64
-"""Frames that a socket queues for one connection. Chunks are bounded by credit, and messages are few."""
+"""Frames queued per connection; chunks are bounded by credit."""
 FRAMES_PER_TURN = 16
-"""Most frames that one ``receive`` reads from each socket: their chunks are in memory until they are written."""
+"""Frames that one ``receive`` reads from each socket: chunks stay in memory until written."""
 MESSAGES_MAX = 32
-"""Most requests in one frame."""
 MESSAGE_BYTES_MAX = 4096
-"""Most bytes of the messages in a frame."""
 RECONNECT_MS, RECONNECT_MS_MAX = 100, 2000
 REDIAL_SECONDS = 5.0
-"""A connection over which nothing has come for so long, although requests were sent, is made anew: ZeroMQ gives up one that was refused."""
+"""A connection silent for so long is redialled: ZeroMQ gives up refused ones."""
 
 EVENTS, POLLIN, DONTWAIT, SNDMORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.DONTWAIT), int(zmq.SNDMORE)
 _option: Any = zmq.backend.Socket.get
 _recv: Any = zmq.backend.Socket.recv
 _send: Any = zmq.backend.Socket.send
-"""As in ``adapters.sockets``: the enumerations in the methods of ``zmq.Socket`` cost more than the calls."""
+"""As in ``adapters.sockets``."""
 
 
 class Received(NamedTuple):
-    """A message of another agent. ``data`` are the bytes of a chunk."""
+    """A message of another agent; ``data`` are the bytes of a chunk."""
 
     node: bytes
     message: Message
@@ -51,8 +48,6 @@ class Received(NamedTuple):
 
 
 class _Source:
-    """A connection to the agent of another node."""
-
     __slots__ = ("address", "asked_at", "key", "received_at", "socket")
 
     def __init__(self, address: str, key: bytes, socket: Socket, now: float) -> None:
@@ -66,22 +61,21 @@ class _Source:
 class ChunkSockets:
     """The sockets of one agent, used by one thread that never waits in them.
 
-    ``bound`` is a listening TCP socket's descriptor: its port outlives agents. Without one, the agent listens at ``endpoint``. With keys
-    that have no secret half nothing is encrypted, and names are believed: only measurements do that.
+    ``bound`` is a listening TCP socket's descriptor, whose port outlives agents; else the agent listens at ``endpoint``. Keys without a
+    secret half are for measurements: nothing is encrypted, names are believed.
     """
 
     def __init__(self, context: Context, keys: KeyPair, endpoint: str, bound: int = -1) -> None:
         self._context = context
         self._keys = keys
         self.refused: Counter[str] = Counter()
-        """What was refused, by reason."""
         self._rows: dict[bytes, Row] = {}
         self._by_key: dict[bytes, bytes] = {}
         self._readers: dict[bytes, bytes] = {}
         """The newest connection of each node that reads from this one."""
         self._sources: dict[bytes, _Source] = {}
         self._unsent: deque[tuple[Any, bytes]] = deque()
-        """Chunks whose memory ZeroMQ still reads: (tracker, object id)."""
+        """(tracker, object id) of chunks whose memory ZeroMQ still reads."""
         self.authenticator = Authenticator(context) if keys.secret else None
         try:
             self.server = self._listen(endpoint, bound)
@@ -90,7 +84,7 @@ class ChunkSockets:
                 self.authenticator.close()
             raise ConnectionLostError(f"the transfer agent cannot listen at {endpoint}: {error.strerror}") from None
         self.address = self.server.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        """The endpoint at which it listens, with the port."""
+        """Where the agent listens, with the port."""
         self.sources: list[tuple[Any, int]] = []
         """What to poll. It changes when a connection is made."""
         self._poll()
@@ -110,7 +104,7 @@ class ChunkSockets:
     # -- which nodes there are --
 
     def connect(self, rows: dict[bytes, Row]) -> None:
-        """Take in the rows of a ``NodeTable``, by node: nobody else is let in, and no other connection kept."""
+        """Apply the rows of a ``NodeTable``, by node: admit these alone, close connections to others."""
         self._rows = rows
         self._by_key = {row[5]: node for node, row in rows.items()}
         if self.authenticator is not None:
@@ -122,7 +116,6 @@ class ChunkSockets:
         self._readers = {node: connection for node, connection in self._readers.items() if node in rows}
 
     def _source(self, node: bytes, now: float) -> _Source | None:
-        """The connection to a node, made on first use; None for a node that has no agent."""
         found = self._sources.get(node)
         if found is not None and found.asked_at - found.received_at > REDIAL_SECONDS:
             self._close(node)
@@ -150,7 +143,7 @@ class ChunkSockets:
     # -- sending --
 
     def ask(self, node: bytes, messages: list[Message], now: float) -> None:
-        """Send messages to the agent of a node that has values."""
+        """Send messages to an agent that has values."""
         source = self._source(node, now)
         if source is not None:
             source.asked_at = now
@@ -158,13 +151,13 @@ class ChunkSockets:
                 self._write(source.socket, (_encoded(*messages[start : start + MESSAGES_MAX]),))
 
     def answer(self, node: bytes, message: Message) -> None:
-        """Send a message to the agent of a node that reads values of this one."""
+        """Send a message to an agent that reads values."""
         connection = self._readers.get(node)
         if connection is not None:
             self._write(self.server, (connection, _encoded(message)))
 
     def send_chunk(self, node: bytes, message: Chunk, object_id: bytes, data: memoryview) -> None:
-        """Send a chunk to a node that reads the value. The bytes may change once ``sent`` returns the value's id for it."""
+        """Send a chunk to a reader. The bytes may change once ``sent`` has yielded the object id."""
         connection = self._readers.get(node)
         tracker = None
         if connection is not None and self._write(self.server, (connection, _encoded(message)), more=True):
@@ -172,7 +165,7 @@ class ChunkSockets:
         self._unsent.append((tracker, object_id))
 
     def _write(self, socket: Socket, parts: tuple[bytes, ...], more: bool = False) -> bool:
-        """Write a frame; return False if it was dropped, since its connection has ended or takes no more."""
+        """Return False if the frame was dropped: the connection has ended or is full."""
         try:
             for index, part in enumerate(parts, 1):
                 _send(socket, part, DONTWAIT | (SNDMORE if more or index < len(parts) else 0))
@@ -182,19 +175,19 @@ class ChunkSockets:
         return True
 
     def sent(self) -> Iterator[bytes]:
-        """The object ids of chunks whose memory may change now, each once."""
+        """Yield the object id of each chunk whose memory may change now."""
         while self._unsent and (self._unsent[0][0] is None or self._unsent[0][0].done):
             yield self._unsent.popleft()[1]
 
     @property
     def sending(self) -> bool:
-        """Whether the memory of a chunk is still read. Nobody is woken when that ends."""
+        """Whether ZeroMQ still reads a chunk's memory. Nobody is woken when that ends."""
         return bool(self._unsent)
 
     # -- receiving --
 
     def receive(self, now: float, ready: Container[Any]) -> Iterator[Received]:
-        """What other agents have sent, up to a limit, over those of ``sources`` that are ready. The sender is whose key it is."""
+        """Yield some messages from those of ``sources`` that are ready. The key identifies the sender."""
         if self.authenticator is not None:
             if self.authenticator.socket in ready:
                 self._authenticate(now)
@@ -216,7 +209,7 @@ class ChunkSockets:
             self.authenticator.answer(now)
 
     def next_deadline(self) -> float | None:
-        """When ``receive`` is due even if nothing has arrived."""
+        """When ``receive`` is due even if nothing arrives."""
         return self.authenticator.next_deadline() if self.authenticator is not None else None
 
     def _from_reader(self, parts: list[Any]) -> tuple[bytes, list[Any]] | None:
@@ -253,7 +246,7 @@ class ChunkSockets:
 
 
 def _readable(socket: Socket) -> bool:
-    """Whether something has arrived: an attempt to receive nothing costs an exception."""
+    """An attempt to receive nothing would cost an exception."""
     return bool(_option(socket, EVENTS) & POLLIN)
 
 
@@ -266,7 +259,7 @@ def _encoded(*messages: Message) -> bytes:
 
 
 def _decoded(node: bytes, parts: list[Any]) -> Sequence[Received]:
-    """The messages in these parts; none for anything that an agent does not send."""
+    """Return nothing for what no agent sends."""
     if not parts or len(parts[0].buffer) > MESSAGE_BYTES_MAX:
         return ()
     try:

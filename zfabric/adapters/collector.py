@@ -1,10 +1,7 @@
-"""Saves the work of Python's cyclic garbage collector, which reads every container in each full pass.
+"""Saves work of Python's cyclic garbage collector, which reads every container in each full pass.
 
-A program may have as many refs as tasks. Each pass would read all of them and their ids, from memory that is no longer in any cache, so
-they are hidden from it. A ref has only two slots, for its id and its client, and no dict. So a cycle through a ref also goes through the
-client, which lives until it is shut down and then has no refs. The collector could never find garbage in refs.
-
-A daemon has its collector turned off, and runs it when there is nothing else to do (``IdleCollector``).
+A program may have millions of refs, so they are hidden from the collector (``untrack``). It could never find garbage there: a cycle through
+a ref would go through its client, which lives until shutdown.
 """
 
 from __future__ import annotations
@@ -18,16 +15,14 @@ WHOLE_SHARE = 1000
 """A full pass takes at most one part in this many of the time."""
 
 untrack: Callable[[Any], None] = ctypes.pythonapi["PyObject_GC_UnTrack"]  # By item: a new function object, whose types only we declare.
-"""Hide an object from the collector. Reference counting still frees it, with finalizers and weak refs. A cycle through it would never be
-freed."""
+"""Hide an object from the collector. A cycle through it is never freed."""
 untrack.argtypes, untrack.restype = (ctypes.py_object,), None  # type: ignore[attr-defined]
 
 
 class IdleCollector:
-    """Collects garbage when its owner has nothing else to do. ``clock`` tells seconds.
+    """Collects garbage when its owner, the daemon, is idle. ``clock`` returns seconds.
 
-    A pass reads what was made since the last one. A full one takes half a second where a million tasks have records, and the owner stands
-    still meanwhile: so it is rare where it takes long.
+    A full pass stops the owner for half a second per million tasks, so long ones are rare.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

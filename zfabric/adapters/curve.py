@@ -1,7 +1,7 @@
 """Encrypted TCP sockets between nodes: CURVE on each, and the authenticator, which decides whose keys may enter.
 
-The authenticator answers ZeroMQ's authentication protocol (ZAP) in the daemon's own loop. libzmq checks no key itself. Without an
-authenticator it accepts every peer, unless ``ZAP_ENFORCE_DOMAIN`` is set. It is set here: without an answer, no peer is accepted.
+The authenticator answers ZeroMQ's authentication protocol (ZAP) in the daemon's own loop. libzmq checks no key itself: without
+``ZAP_ENFORCE_DOMAIN``, set here, it would admit every peer while nobody answers.
 """
 
 from __future__ import annotations
@@ -16,23 +16,20 @@ from zmq.utils import z85
 
 DOMAIN = b"zfabric"
 HANDSHAKE_SECONDS = 3.0
-"""Seconds after which a connection that has not finished its handshake is closed."""
+"""Seconds until a connection with an unfinished handshake is closed."""
 FRAME_BYTES_MAX = 2**20
-"""Largest frame between nodes. A lease waits behind at most one frame of each sender, for about 10 ms at 1 Gbit/s."""
+"""Largest frame between nodes: a lease waits behind one frame of each sender, about 10 ms at 1 Gbit/s."""
 SEALED_BYTES = 64
-"""More bytes than encryption adds to a frame."""
 HEARTBEAT_SECONDS = 2.0
-"""Seconds between ZeroMQ's heartbeats on each connection."""
 SILENT_SECONDS = 6.0
-"""Seconds without any byte after which a connection is closed."""
+"""Seconds without any byte until a connection is closed."""
 BACKLOG = 1024
-"""Connections that the kernel completes before they are accepted."""
 HELD_MAX = 64
-"""Connections with unknown keys that wait for an answer. Anybody can make any number of keys."""
+"""Connections with unknown keys that may wait: strangers can make any number."""
 HELD_SECONDS = 2.0
-"""Seconds that a connection with an unknown key waits. A table that has the key arrives within a round trip to the registry."""
+"""Seconds that an unknown key waits: a table that has it arrives within a round trip to the registry."""
 FAILURES_READ = 1000
-"""Most failures that are read at a time: strangers can make them as fast as they are read."""
+"""Most failures read at a time: strangers can make them as fast as they are read."""
 
 FAILURES = {
     int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "handshake not finished",
@@ -41,12 +38,12 @@ FAILURES = {
     int(zmq.EVENT_CLOSED): "nobody listens",
     int(zmq.EVENT_DISCONNECTED): "disconnected",
 }
-"""Reasons by event of a socket. A strange mechanism (NULL, PLAIN) and a wrong server key both fail as "handshake"."""
+"""A wrong mechanism (NULL, PLAIN) and a wrong server key both fail as "handshake"."""
 OF_SERVER = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-"""Not ``EVENT_ACCEPT_FAILED``: without a free descriptor libzmq tries to accept again at once, a million times a second."""
+"""Without ``EVENT_ACCEPT_FAILED``: out of descriptors, libzmq retries a million times a second."""
 OF_DEALER = OF_SERVER | zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED
 _EVENT = struct.Struct("=Hi")
-"""What libzmq tells of a socket: event, value. PyZMQ's own function for it loads asyncio, which no daemon needs."""
+"""A socket event of libzmq: event, value. PyZMQ's own parser loads asyncio, which no daemon needs."""
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
@@ -68,7 +65,7 @@ def make_pair() -> KeyPair:
 
 
 def listen(context: Context, endpoint: str, keys: KeyPair, queued: int, bound: int = -1) -> Socket:
-    """A socket that accepts connections at ``endpoint`` from those whom the authenticator of the context lets in.
+    """Return a socket that accepts connections at ``endpoint`` from peers that the context's authenticator admits.
 
     ``bound`` is the descriptor of a TCP socket that listens there already.
     """
@@ -91,7 +88,7 @@ def listen(context: Context, endpoint: str, keys: KeyPair, queued: int, bound: i
 
 
 def dealer(context: Context, keys: KeyPair, server_key: bytes, queued: int) -> Socket:
-    """A socket for one connection, which is never made again: a frame that it lost would be missed by nobody."""
+    """Return a socket for one connection, never reconnected: lost frames would go unnoticed."""
     socket = context.socket(zmq.DEALER)
     try:
         _common(socket, keys, queued)
@@ -110,7 +107,7 @@ def connect(socket: Socket, endpoint: str) -> None:
 
 
 def _is_ipv6(endpoint: str) -> int:
-    """Whether the host of an endpoint is an IPv6 address; a name stands for an IPv4 address."""
+    """Names count as IPv4."""
     return int("[" in endpoint)
 
 
@@ -127,9 +124,9 @@ def _common(socket: Socket, keys: KeyPair, queued: int) -> None:
 
 
 def observe(context: Context, socket: Socket, name: str, events: int) -> Socket:
-    """A socket from which ``failures`` reads what happens to connections of ``socket``. ``name`` is unique in the context.
+    """Return a socket from which ``failures`` reads what happens to connections of ``socket``. ``name`` is unique in the context.
 
-    It queues without a limit: libzmq's I/O thread waits for room in it otherwise, for ever if it is being closed.
+    Its queue is unbounded: libzmq's I/O thread would wait for room, for ever while the socket closes.
     """
     socket.monitor(f"inproc://{name}", events)
     observer = context.socket(zmq.PAIR)
@@ -140,7 +137,7 @@ def observe(context: Context, socket: Socket, name: str, events: int) -> Socket:
 
 
 def failures(observer: Socket) -> Iterator[str]:
-    """The failures that an observer has noticed, by reason: so many at most, and the others next time."""
+    """Yield the reasons of failures that an observer has seen, ``FAILURES_READ`` at most; others follow next time."""
     with contextlib.suppress(zmq.Again):
         for _ in range(FAILURES_READ):
             event, _ = _EVENT.unpack(observer.recv_multipart(zmq.DONTWAIT)[0])
@@ -148,22 +145,22 @@ def failures(observer: Socket) -> Iterator[str]:
 
 
 class Authenticator:
-    """Answers whether the owner of a key may connect. There is one in a context.
+    """Answers whether the owner of a key may connect; one per context.
 
-    An unknown key may be that of a node that has just joined, so its connection waits for a newer table (``admit``) before it is refused.
+    An unknown key may belong to a node that has just joined, so its connection waits for a newer table (``admit``) before it is refused.
     """
 
     def __init__(self, context: Context) -> None:
         self.known: frozenset[bytes] = frozenset()
         """Public keys that may enter."""
         self._held: list[tuple[float, list[bytes], bytes]] = []
-        """Connections that wait: (until when, head of the answer, key), soonest first."""
+        """Waiting connections: (deadline, head of the answer, key), soonest first."""
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind("inproc://zeromq.zap.01")
 
     def admit(self, known: frozenset[bytes]) -> None:
-        """Let in the owners of these keys, and of no others."""
+        """Let in the owners of these keys alone."""
         self.known = known
         held, self._held = self._held, []
         for each in held:
@@ -173,7 +170,7 @@ class Authenticator:
                 self._held.append(each)
 
     def answer(self, now: float) -> None:
-        """Take in one request. Raises zmq.Again if there is none."""
+        """Answer one request. Raises zmq.Again if there is none."""
         parts = self.socket.recv_multipart(zmq.DONTWAIT)
         head = parts[:4]  # [routing id, empty, version, number of the request]
         key = _key_of(parts[4:]) if len(head) == 4 and head[2] == b"1.0" else b""
@@ -184,14 +181,14 @@ class Authenticator:
         elif len(self._held) < HELD_MAX:
             self._held.append((now + HELD_SECONDS, head, key))
         else:
-            self._reply(head, b"300")  # Temporary. After a final refusal (400), a client of libzmq never tries again.
+            self._reply(head, b"300")  # Temporary: after a final refusal (400), a libzmq client never retries.
 
     def waiting(self) -> list[bytes]:
-        """Return the unknown keys of connections that wait, those that have waited longest first."""
+        """Return the unknown keys of waiting connections, the longest waiting first."""
         return [key for _, _, key in self._held]
 
     def expire(self, now: float) -> None:
-        """Refuse those that have waited too long."""
+        """Refuse connections whose wait has ended."""
         while self._held and self._held[0][0] <= now:
             self._reply(self._held.pop(0)[1], b"400")
 
@@ -204,19 +201,19 @@ class Authenticator:
             self.socket.send_multipart([*head, code, b"", user, b""], zmq.DONTWAIT)
 
     def close(self) -> None:
-        """Answer no more: nobody enters."""
+        """Close the socket: nobody enters any more."""
         self.socket.close(0)
 
 
 def _key_of(parts: list[bytes]) -> bytes:
-    """The key in a request ``[domain, address, routing id, mechanism, key]``; empty if there is none."""
+    """Return the key in a request ``[domain, address, routing id, mechanism, key]``, or an empty one."""
     if len(parts) != 5 or parts[0] != DOMAIN or parts[3] != b"CURVE" or len(parts[4]) != 32:
         return b""
     return z85.encode(parts[4])
 
 
 def user_of(part: Any) -> bytes:
-    """The public key of the sender of a received frame, as the authenticator has answered; empty if there is none."""
+    """Return the sender's public key, as authenticated, from a part of a frame; empty if there is none."""
     try:
         return part.get("User-Id").encode()  # type: ignore[no-any-return]
     except (zmq.ZMQError, UnicodeError):

@@ -1,8 +1,7 @@
-"""Sends small frames between two processes of a machine as Unix datagrams.
+"""Sends small frames between processes of a machine as Unix datagrams.
 
-Through ZeroMQ a message wakes its sender's I/O thread, its receiver's, and then the thread that waits for it. A datagram is in the
-receiver's queue when ``send`` returns, and wakes no other thread. That queue is short (ten, on most systems). Frames that do not fit go
-through ZeroMQ.
+A datagram is in the receiver's queue when ``send`` returns, and wakes no I/O threads as ZeroMQ does. The queue is short (ten, on most
+systems). Frames that do not fit go through ZeroMQ.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ import socket
 from zfabric.protocol.ids import INCARNATION_BYTES
 
 FRAME_BYTES = 64 * 2**10
-"""Larger frames go through ZeroMQ: the system has little room for datagrams, and copies dominate the cost of many bytes."""
+"""Larger frames go through ZeroMQ: room for datagrams is small, and copies dominate the cost of many bytes."""
 SUFFIX = ".d"
-"""The suffix of this socket's name, after the name of the ZeroMQ socket."""
+"""Suffix of this socket's name, after the name of the ZeroMQ socket."""
 
 
 class Datagrams:
-    """The socket on which a process receives datagrams, and from which it sends. Any thread may send; one at a time receives."""
+    """The socket on which a process receives and sends datagrams. Any thread may send; one at a time receives."""
 
     __slots__ = ("_asked", "_own", "_path", "_socket", "fd")
 
@@ -37,7 +36,7 @@ class Datagrams:
         self._asked.register(self.fd, select.POLLIN)
 
     def send(self, path: bytes, frame: bytes) -> bool:
-        """Put a frame into the queue of the process at ``path``; return False if there is no queue, or no room in it."""
+        """Queue a frame at the process at ``path``; return False if it has no queue or no room."""
         try:
             self._socket.sendto(self._own + frame, path)
         except OSError:
@@ -58,12 +57,12 @@ class Datagrams:
         return datagram[:INCARNATION_BYTES], datagram[INCARNATION_BYTES:]
 
     def close(self) -> None:
-        """Receive no more."""
+        """Close the socket and remove its name."""
         self._socket.close()
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
 
 def path_of(directory: str, incarnation: bytes) -> bytes:
-    """Return the path at which the process of this incarnation receives datagrams."""
+    """Return the path at which an incarnation receives datagrams."""
     return os.fsencode(os.path.join(directory, incarnation.hex() + SUFFIX))

@@ -1,19 +1,16 @@
-"""Classes that travel by value: each process defines a class once, and every later value finds that definition.
+"""Classes that travel by value: each process defines a class once, and later values find that definition.
 
-A class has an *identity*: 16 random bytes, drawn by the process that made the class when it first pickles the class. A pickle carries the
-identity, what the bare class is made of, and its contents. A process that already has a class of this identity ignores the contents, so
-reading a value never changes what a class has. The process that made the class finds the class itself. A class statement that runs again
-makes another class, with an identity of its own: old instances stay instances of the old class.
+A class has an *identity*: 16 random bytes, drawn when the process that made it first pickles it. A pickle carries the identity, what the
+bare class is made of, and its contents. A process that has the class ignores the contents, so reading a value never changes a class. A
+class statement that runs again makes another class; old instances keep the old one.
 
-Code is an exception, in workers alone: a method that the program has replaced since, or that shares variables with a function of the same
-pickle, takes the place of the one that was loaded before, unless a task has replaced that.
+Code is an exception, in workers alone: a method that the program has replaced, or that shares variables with a function of the same pickle,
+replaces the loaded one, unless a task has replaced that.
 
-A bare class is made by the ``__new__`` of ``type`` (or of the metaclass written in C below the user's). Neither the ``__new__`` and
-``__init__`` of a metaclass in Python nor ``__init_subclass__`` runs again: what they have done is among the contents. Members of
-enumerations are made bare, too, and then get their attributes.
+A bare class is made by the ``__new__`` of ``type`` (or of the C metaclass below the user's). ``__new__`` and ``__init__`` of Python
+metaclasses and ``__init_subclass__`` do not run again: their effects are among the contents. Enumeration members are made bare, too.
 
-Objects without state that stand for themselves (``MISSING = object()``) keep their identity. One of a library travels by its name; one of
-the program's own module has an identity as classes have.
+Objects that stand for themselves (``MISSING = object()``) travel by name if a library has them, else by identity.
 """
 
 from __future__ import annotations
@@ -37,10 +34,10 @@ from zfabric.exceptions import SerializationError
 
 IDENTITY_BYTES = 16
 _HEAP_TYPE = 1 << 9
-"""The flag of classes that were made at run time, as in CPython's ``object.h``."""
+"""Flag of classes made at run time, as in CPython's ``object.h``."""
 _BUILT_IN = (types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType)
 _ENUM_MAPS = ("_member_map_", "_value2member_map_", "_unhashable_values_", "_unhashable_values_map_", "_hashable_values_")
-"""Attributes of an enumeration that lead from names and values to members."""
+"""Attributes of an enumeration that map names and values to members."""
 _CODE = (types.FunctionType, property, classmethod, staticmethod, functools.cached_property, functools.partialmethod, type)
 _lock = threading.RLock()
 
@@ -49,33 +46,33 @@ class Packed(NamedTuple):
     """The definition of a class as it travels, apart from its values."""
 
     beginning: bytes | None
-    """The beginning of a pickle that refers to the class; None if the class has to be a part of each pickle."""
+    """The beginning of a pickle that refers to the class; None if the class must be part of each pickle."""
     names: tuple[tuple[dict[str, Any], str, Any], ...]
-    """(namespace, name, value) of the names that its methods use: if one has changed, the class is packed again."""
+    """(namespace, name, value) of names that its methods use; a change causes a new packing."""
     revision: int
 
 
 class Revision(NamedTuple):
-    """The code of a class: how often it has changed, and what it is by name."""
+    """The code of a class, by name, and how often it has changed."""
 
     number: int
     code: dict[str, Any]
 
 
 class _Identities:
-    """Objects that have an identity, both ways. Classes are held weakly, all else (of which there is little) strongly."""
+    """Objects with an identity, both ways. Classes are held weakly; all else, of which there is little, strongly."""
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[Callable[[], Any], bytes]] = {}
         self._objects: dict[bytes, Callable[[], Any]] = {}
         self.packed: dict[bytes, Packed] = {}
-        """Definitions of classes as they travel, by identity."""
+        """Definitions as they travel, by identity."""
         self.revisions: dict[bytes, Revision] = {}
-        """The code of classes: as it was pickled last if they were made here, as it was loaded last if not."""
+        """Code by identity: as last pickled for classes made here, as last loaded for others."""
         self._made_here: set[bytes] = set()
 
     def of(self, thing: Any) -> bytes:
-        """Return the identity of an object. It gets one if it has none."""
+        """Return the identity of an object; draw one if it has none."""
         known = self._of.get(id(thing))
         if known is not None:
             return known[1]
@@ -88,7 +85,7 @@ class _Identities:
             return self.add(thing, identity)
 
     def revision_of(self, kind: type, identity: bytes) -> int:
-        """Return the number of a class's revision: it rises if a method of a class that was made here has changed."""
+        """Return the revision of a class. It rises if a method of a class made here has changed."""
         known = self.revisions.get(identity)
         if identity in self._made_here:
             code = code_of(vars(kind).items())
@@ -97,28 +94,28 @@ class _Identities:
         return 0 if known is None else known.number
 
     def revised(self, identity: bytes, number: int) -> int:
-        """Return the number of a class's revision after the names that its methods use have changed."""
+        """Return the revision of a class after names that its methods use have changed."""
         if identity not in self._made_here:
             return number - 1
         self.revisions[identity] = self.revisions[identity]._replace(number=number)
         return number
 
     def lacks(self, identity: bytes, number: int) -> bool:
-        """Whether this process does not have a class, or has an older revision of it."""
+        """Whether this process lacks a class, or has an older revision."""
         return self.find(identity) is None or identity in _unfinished or number > self.number(identity)
 
     def number(self, identity: bytes) -> int:
-        """Return the revision of a class that this process has: of its own classes it has all."""
+        """Return this process's revision of a class: the newest of its own classes."""
         known = self.revisions.get(identity)
         return sys.maxsize if identity in self._made_here else 0 if known is None else known.number
 
     def find(self, identity: bytes) -> Any:
-        """Return the object of this identity, or None."""
+        """Return the object of an identity, or None."""
         reference = self._objects.get(identity)
         return None if reference is None else reference()
 
     def add(self, thing: Any, identity: bytes) -> bytes:
-        """Give an object this identity, and return that."""
+        """Give an object this identity, and return the identity."""
         number = id(thing)
 
         def forget(_: Any) -> None:
@@ -138,19 +135,19 @@ identities = _Identities()
 
 
 def code_of(contents: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return those contents of a class that are code."""
+    """Return the contents of a class that are code."""
     return {name: value for name, value in contents if isinstance(value, _CODE)}
 
 
 _unfinished: set[bytes] = set()
-"""Classes without their contents: their load has not ended, or has failed. A load that finds one sets the contents, too."""
+"""Bare classes whose load has not ended, or has failed. The next load sets their contents."""
 
 
 # --- classes --------------------------------------------------------------------------------------------------------------------
 
 
 def is_static(kind: type) -> bool:
-    """Whether a class is one of the interpreter or of an extension module, which all processes have."""
+    """Whether all processes have a class: it is the interpreter's or an extension module's."""
     return not kind.__flags__ & _HEAP_TYPE
 
 
@@ -174,7 +171,6 @@ def reduce_class(kind: type, snapshot: Any, own: str, values: dict[str, Any]) ->
 
 
 def _is_made_with_class(kind: type, name: str, value: Any) -> bool:
-    """Whether making the bare class makes this attribute, too."""
     if name in ("__module__", "__qualname__", "__annotate_func__", "__annotations_cache__"):
         return True
     if not isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):
@@ -183,7 +179,7 @@ def _is_made_with_class(kind: type, name: str, value: Any) -> bool:
 
 
 def _slots_of(kind: type) -> tuple[str, ...] | None:
-    """The names of the slots of a class, as its instances have them; None if it has no ``__slots__``."""
+    """Slots as instances have them; None without ``__slots__``."""
     if "__slots__" not in vars(kind):
         return None
     made = [name for name, value in vars(kind).items() if isinstance(value, types.MemberDescriptorType) and value.__objclass__ is kind]
@@ -214,14 +210,14 @@ def make_class(
 
 class _Making(threading.local):
     quiet = False
-    """Whether this thread makes a bare class, of which ``__init_subclass__`` is not notified."""
+    """Whether this thread makes a bare class, which runs no ``__init_subclass__``."""
 
 
 _making = _Making()
 
 
 def _bare(meta: type, name: str, bases: tuple[type, ...], contents: dict[str, Any]) -> type:
-    """Make a class without running code of the user. Raises SerializationError with its name if its metaclass does not allow that."""
+    """Make a class without running user code. Raises SerializationError if its metaclass forbids that."""
     native = _native(meta, "__new__")
     restore = _silence(bases)
     try:
@@ -238,7 +234,6 @@ def _bare(meta: type, name: str, bases: tuple[type, ...], contents: dict[str, An
 
 
 def _native(meta: type, name: str) -> Any:
-    """The first implementation in C of a method of a metaclass."""
     for base in meta.__mro__:
         found = vars(base).get(name)
         if isinstance(found, _BUILT_IN):
@@ -247,7 +242,7 @@ def _native(meta: type, name: str) -> Any:
 
 
 def _silence(bases: tuple[type, ...]) -> Callable[[], None]:
-    """Keep ``__init_subclass__`` from running where this thread makes a bare class, until the function that this returns is called."""
+    """Suppress ``__init_subclass__`` for bare classes of this thread, until the returned function is called."""
     for base in (each for parent in bases for each in parent.__mro__):
         original = vars(base).get("__init_subclass__")
         if original is None or is_static(base):
@@ -270,7 +265,7 @@ def _silence(bases: tuple[type, ...]) -> Callable[[], None]:
 
 
 def set_class(kind: type, state: tuple[Any, ...]) -> None:
-    """Set the contents of a bare class; do nothing if it has them."""
+    """Set the contents of a bare class; for a complete one, renew at most its code."""
     contents, members, registered, snapshot, values, number = state
     identity = identities.of(kind)
     if identity in _unfinished:
@@ -286,7 +281,7 @@ def set_class(kind: type, state: tuple[Any, ...]) -> None:
 
 
 def _renew_code(kind: type, identity: bytes, number: int, code: dict[str, Any]) -> None:
-    """Replace the code of a class that an earlier load has set. What a task has replaced stays."""
+    """Replace loaded code of a class. What a task has replaced stays."""
     known = identities.revisions[identity].code if identity in identities.revisions else {}
     assign = _native(type(kind), "__setattr__")
     for name, value in code.items():
@@ -309,7 +304,7 @@ def _fill(kind: type, contents: dict[str, Any], members: Any, registered: tuple[
 
 
 def _members_of(kind: Any) -> tuple[Any, ...]:
-    """Describe the members of an enumeration: all names, what each is made of, which are plain attributes, their values, and the rest."""
+    """Describe an enumeration: member by each name, what members are made of, names that are plain attributes, values, and the rest."""
     names = {name: member._name_ for name, member in kind._member_map_.items()}
     parts = {member._name_: (*_raw(member), dict(getattr(member, "__dict__", {}))) for member in kind._member_map_.values()}
     plain = [name for name, member in kind._member_map_.items() if vars(kind).get(name) is member]
@@ -327,7 +322,7 @@ def reduce_member(member: Any) -> tuple[Any, ...]:
 
 
 def _raw(member: Any) -> tuple[Any, ...]:
-    """What a bare member is made of: (the class in C whose ``__new__`` makes it, arguments)."""
+    """Return (C class whose ``__new__`` makes the bare member, arguments)."""
     base: Any = next(each for each in type(member).__mro__ if is_static(each))
     if base is object:
         return base, ()
@@ -341,7 +336,7 @@ def _combined(kind: Any, value: Any) -> Any:
 
 
 def member_of(kind: Any, name: str, base: Any, arguments: tuple[Any, ...]) -> Any:
-    """Return a member of an enumeration, or make a bare one if the class does not have its contents yet."""
+    """Return a member of an enumeration; a bare one while the class has no contents."""
     with _lock:
         known = vars(kind).get("_member_map_")
         if known is None:
@@ -373,7 +368,7 @@ def _set_members(kind: Any, members: tuple[Any, ...], assign: Any) -> None:
 
 
 def constants_of(kind: type) -> dict[int, tuple[type, str]]:
-    """Return the instances of a class that it, or a base that travels by value, has as attributes: (class, name), by ``id``."""
+    """Return instances of a class among its own and its bases' attributes: (class, name), by ``id``."""
     found: dict[int, tuple[type, str]] = {}
     for base in kind.__mro__:
         if not is_static(base) and not importable(base):
@@ -382,7 +377,7 @@ def constants_of(kind: type) -> dict[int, tuple[type, str]]:
 
 
 def reduce_constant(value: Any, owner: type, name: str) -> tuple[Any, ...] | None:
-    """Reduce an attribute of its own class, such as ``Color.RED``, so that the reader's class has the same object."""
+    """Reduce a class attribute such as ``Color.RED`` so that the reader's class has the same object."""
     parts = value.__reduce_ex__(5)
     if not isinstance(parts, tuple) or any(part is not None for part in parts[3:]):
         return None
@@ -391,11 +386,10 @@ def reduce_constant(value: Any, owner: type, name: str) -> tuple[Any, ...] | Non
 
 
 _bare_constants: dict[tuple[bytes, str], Any] = {}
-"""Constants of classes that do not have their contents yet."""
 
 
 def constant(owner: type, name: str, make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Return a constant of a class, or a bare one if the class does not have its contents yet."""
+    """Return a constant of a class; a bare one while the class has no contents."""
     key = identities.of(owner), name
     if key[0] not in _unfinished and name in vars(owner):
         return vars(owner)[name]
@@ -422,7 +416,7 @@ def set_constant(value: Any, state: tuple[type, str, Any]) -> None:
 
 
 def is_plain_error(kind: type[BaseException]) -> bool:
-    """Whether instances of an exception's class are its arguments and attributes: Python pickles them as a call of the class."""
+    """Whether instances are their arguments and attributes, pickled as a call of the class."""
     return (
         _inherits(kind, BaseException, "__reduce_ex__", "__reduce__")
         and isinstance(kind.__new__, types.BuiltinFunctionType)
@@ -434,7 +428,7 @@ def is_plain_error(kind: type[BaseException]) -> bool:
 
 
 def reduce_error(error: BaseException) -> tuple[Any, ...]:
-    """Reduce an exception so that its ``__init__``, which may take other arguments and count its calls, is not called again."""
+    """Reduce an exception without a new call of ``__init__``, which may have effects."""
     return _make_error, (type(error), BaseException.args.__get__(error)), vars(error) or None  # type: ignore[attr-defined]
 
 
@@ -443,20 +437,19 @@ def _make_error(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseEx
 
 
 def _inherits(kind: type, base: type, *names: str) -> bool:
-    """Whether a class has these methods from ``base``."""
     return all(getattr(kind, name, None) is getattr(base, name, None) for name in names)
 
 
 # --- objects that stand for themselves --------------------------------------------------------------------------------------------
 
 _seen_modules: dict[str, int] = {}
-"""Modules whose plain objects are in ``_plain_objects`` -> how many names they had."""
+"""Module -> how many names it had when it was searched for plain objects."""
 _plain_objects: dict[int, tuple[str, str, Any]] = {}
-"""Plain objects (``object()``) of library modules, by their ``id``: (module, name, object)."""
+"""(module, name, object) of plain ``object()`` of library modules, by ``id``."""
 
 
 def stand_for_themselves(kind: type) -> bool:
-    """Whether instances of a class may stand for themselves: it has special methods alone, and Python pickles them in its default way."""
+    """Whether instances may stand for themselves: special methods and default pickling alone."""
     if kind is object:
         return True
     return (
@@ -481,7 +474,7 @@ def _is_special(name: str) -> bool:
 
 
 def reduce_symbol(thing: Any, kind: type) -> tuple[Any, ...] | None:
-    """Reduce an object without state, which may stand for itself; None if it is bound to no name of a module."""
+    """Reduce an object that stands for itself; None if no module names it."""
     if kind is object:
         found = _plain_object(thing)
         if found is not None:
@@ -492,17 +485,17 @@ def reduce_symbol(thing: Any, kind: type) -> tuple[Any, ...] | None:
                 return named_symbol, (identities.of(thing), kind, kind.__module__, name)
         return None
     for name, value in list(vars(sys.modules[MAIN]).items()):
-        # Programs write such names in capitals. An object of another name may be an empty one, which is to be filled.
+        # Programs write such names in capitals. Another name may be an empty object that is filled later.
         if value is thing and (kind is object or name.isupper()):
             return symbol, (identities.of(thing), kind)
     return None
 
 
 def named_symbol(identity: bytes, kind: type, module: str, name: str) -> Any:
-    """Return what a module has under this name, if that is of the same class, or else what ``symbol`` returns."""
+    """Return a module's object of this name and class, or else what ``symbol`` returns."""
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):  # The module is not here, or has another version.
+    except (ImportError, AttributeError):  # The module is missing, or of another version.
         found = None
     return found if type(found) is kind else symbol(identity, kind)
 
@@ -527,7 +520,7 @@ def _plain_object(thing: Any) -> tuple[str, str, Any] | None:
 
 
 def _new_plain_objects() -> Iterator[tuple[str, str, Any]]:
-    """Yield the plain objects of modules that have changed since the last look."""
+    """Yield plain objects of modules that have changed since the last call."""
     for module, contents in list(sys.modules.items()):
         names = getattr(contents, "__dict__", None)
         if contents is sys.modules[MAIN] or names is None or _seen_modules.get(module) == len(names):

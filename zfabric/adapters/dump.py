@@ -1,7 +1,6 @@
-"""A store's rows in readable form: from a directory that no daemon has open, or from the rows of a ``Scan``.
+"""Rows of a control store in readable form: from a directory that no daemon has open, or from a ``Scan``.
 
-Everything in the tables is msgpack and shown as plain data: short bytes in hex, longer ones by their length. Users'
-pickles are shown as bytes; nothing is unpickled.
+Tables are msgpack, shown as plain data: short bytes in hex, longer ones by their length. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -20,16 +19,15 @@ from zfabric.machines.common.tables import TABLES, Pair
 from zfabric.protocol.ids import TASK_BYTES
 
 HEX_BYTES_MAX = 32
-"""The most bytes shown in hex: every id fits; arguments and values are longer, and their hex is of no use."""
 _PAGE = 256
 _UNREADABLE = (ValueError, TypeError, AttributeError, KeyError, IndexError, RecursionError, msgpack.UnpackException)
-"""Errors of reading a row in an unknown format: the row is shown as it is."""
+"""Raised by rows in an unknown format, which are shown as they are."""
 
 
 def dump(path: str, table: str | None = None, limit: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the store in ``path``, of one table or all, at most ``limit`` of each, as dictionaries.
+    """Yield rows of the store in ``path`` as dictionaries: of ``table`` or of all, at most ``limit`` per table.
 
-    Raises ConfigError if there is no such store or table, FabricError if a daemon has it open (then query the daemon),
+    Raises ConfigError if there is no such store or table, FabricError if a daemon has it open (query the daemon instead),
     VersionMismatchError for an unknown format.
     """
     if table is not None and table not in TABLES:
@@ -43,7 +41,7 @@ def dump(path: str, table: str | None = None, limit: int | None = None) -> Itera
 
 
 def describe_rows(table: str, rows: Iterable[Pair]) -> Iterator[dict[str, Any]]:
-    """Yield rows ``(key, value)`` of ``table`` as plain data. A block yields many tasks or calls."""
+    """Yield ``(key, value)`` rows of ``table`` as plain data. A block yields many tasks or calls."""
     for key, value in rows:
         if table == "task":
             yield from _tasks(key, value)
@@ -88,7 +86,6 @@ def _task(task_id: bytes, function_id: bytes, arguments: bytes, dependencies: An
 
 
 def _calls(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the calls of a block of an actor's log."""
     try:
         rows = [_call(key, call) for call in calls_in(_unpacked(value)[2])]
     except _UNREADABLE:
@@ -111,7 +108,6 @@ def _call(key: bytes, call: LoggedCall) -> dict[str, Any]:
 
 
 def _checkpoint(key: bytes, value: bytes) -> dict[str, Any]:
-    """Describe a part of an actor's checkpoint."""
     row: dict[str, Any] = {"table": CHECKPOINT, "key": plain(key[:TASK_BYTES])}
     try:
         parts, _, data = _unpacked(value)
@@ -122,7 +118,6 @@ def _checkpoint(key: bytes, value: bytes) -> dict[str, Any]:
 
 
 def _key_value(key: bytes, value: bytes) -> dict[str, Any]:
-    """Describe a key of the key-value store, or another row of it (``machines/control_store/key_values.py``)."""
     row: dict[str, Any] = {"table": "kv", "key": key.hex()}
     try:
         if key[:1] == b"k":
@@ -136,7 +131,7 @@ def _key_value(key: bytes, value: bytes) -> dict[str, Any]:
 
 
 def _key(table: str, key: bytes) -> str:
-    """Format a key: names are text, "meta" is ours, and all other keys are ids."""
+    """Names and "meta" keys are text; other keys are ids."""
     if table in ("name", "meta"):
         return key.decode("utf-8", errors="backslashreplace")
     return key.hex()

@@ -1,8 +1,7 @@
-"""The exceptions behind a packed one: ``__cause__``, ``__context__`` and ``__suppress_context__``, which no pickle of an exception has.
+"""The exceptions behind a packed one: ``__cause__``, ``__context__`` and ``__suppress_context__``, which pickle drops.
 
-The exceptions that these attributes reach become rows, the packed one first. A member of a group travels inside its group, and its row
-names its place there; all others are packed one by one, so that one that cannot be pickled, or is large, spoils no other. So links may form
-cycles, and what two of them share is one object again. Those nearest to the packed one come first; where a bound is reached, links end.
+They become rows, the packed one first, then the nearest. Each is packed alone, so that an unpicklable or large one spoils no other; a
+member of a group is named by its place there. Links may form cycles. At a bound, links end.
 """
 
 from __future__ import annotations
@@ -13,27 +12,27 @@ from typing import Any
 from zfabric.exceptions import TaskError
 
 LINKED_MAX = 64
-"""The most exceptions that are found behind one. A loop that retries in an ``except`` clause makes chains of any length."""
+"""A loop that retries in an ``except`` clause makes chains of any length."""
 LINKED_BYTES_MAX = 256 * 1024
-"""The most bytes of all exceptions behind one: they travel in messages, with the packed one."""
+"""Most bytes behind one exception: they travel in messages."""
 
 Packed = tuple[str, str, bytes | None]
-"""A linked exception: the name of its class, its text, and its bytes if it can be pickled."""
+"""A linked exception: class name, text, and its pickle or None."""
 Row = tuple[Packed | tuple[int, int] | None, int, int, bool]
 """(source, index of the cause or -1, index of the context or -1, whether the context is suppressed).
 
-The source is None for the packed exception itself, (row of a group, place in it) for a member, and else what its bytes are.
+The source is None for the packed exception, (row of a group, place) for a member, else the packed form.
 """
 NO_ROWS: tuple[Row, ...] = ()
 
 _ATTRIBUTES: Any = vars(BaseException)
-"""Descriptors of the links: a class may have attributes of these names, or forbid that they are set."""
+"""Descriptors of the links: a class may shadow these names, or forbid assignment."""
 _LOADED = "_linked"
-"""The attribute of an error that was loaded with its links: what they were then, and are in the bytes that it was loaded from."""
+"""Attribute of a loaded error: the links in its original bytes."""
 
 
 def rows_of(exception: BaseException, pack: Callable[[BaseException, int], Packed]) -> tuple[Row, ...]:
-    """Return the rows of what is behind an exception; none if nothing is. ``pack`` packs one of them in at most so many bytes."""
+    """Return rows for the exceptions behind ``exception``. ``pack(exception, bytes_max)`` packs one of them."""
     found = _reached(exception)
     if all(_links(each) is _NO_LINKS for each in found):
         return NO_ROWS
@@ -71,9 +70,9 @@ def rows_of(exception: BaseException, pack: Callable[[BaseException, int], Packe
 
 
 def restore(rows: tuple[Row, ...], error: BaseException, raised: BaseException | None, load: Callable[[Packed], BaseException]) -> None:
-    """Link what was packed again. ``error`` is what readers get, and ``raised`` the packed exception, if it could be loaded.
+    """Restore links. ``error`` is what readers get, ``raised`` the packed exception if it could be loaded.
 
-    An exception without links in its row has those of its bytes. The error has those of ``raised``.
+    An exception whose row has no links has those of its bytes; ``error`` has those of ``raised``.
     """
     objects: list[BaseException | None] = []
     for source, _, _, _ in rows:
@@ -91,11 +90,11 @@ def restore(rows: tuple[Row, ...], error: BaseException, raised: BaseException |
 
 
 def note_loaded(error: BaseException) -> None:
-    """Record the links of an error whose bytes have them: they need not be packed beside these bytes."""
+    """Record the links in an error's own bytes: they need no rows."""
     vars(error)[_LOADED] = tuple(_ATTRIBUTES[name].__get__(error) for name in _NAMES)
 
 
-_NAMES = ("__cause__", "__context__", "__suppress_context__")  # In this order: setting the first one sets the last.
+_NAMES = ("__cause__", "__context__", "__suppress_context__")  # In this order: setting the first sets the last.
 _NO_LINKS: tuple[None, None, bool] = (None, None, False)
 
 
@@ -108,7 +107,7 @@ def _set_links(exception: BaseException, links: Links) -> None:
 
 
 def _links(exception: BaseException, packed: bool = True) -> Links:
-    """Return (cause, context, whether that is suppressed); with ``packed`` none if the exception's own bytes have these."""
+    """Return (cause, context, suppressed); with ``packed``, none if the exception's own bytes have them."""
     cause, context, suppressed = (_ATTRIBUTES[name].__get__(exception) for name in _NAMES)
     if packed and _is_loaded(exception):
         loaded = vars(exception)[_LOADED]
@@ -122,7 +121,6 @@ def _is_loaded(exception: BaseException) -> bool:
 
 
 def _reached(exception: BaseException) -> list[BaseException]:
-    """Return the exception and what is behind it, the nearest first, up to the bound."""
     found = {id(exception): exception}
     queue = [exception]
     for each in queue:
@@ -144,6 +142,5 @@ def _next(exception: BaseException) -> Iterator[BaseException]:
 
 
 def _member(group: BaseException | None, place: int) -> BaseException | None:
-    """Return the member at a place of a group; None if the group was cut down, or could not be loaded."""
     members = group.exceptions if isinstance(group, BaseExceptionGroup) else ()
     return members[place] if place < len(members) else None

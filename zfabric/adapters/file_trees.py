@@ -1,8 +1,7 @@
-"""Removal of directories with all that is in them, however deep they are and whatever their modes.
+"""Removes directories with all that is in them, however deep and whatever their modes.
 
-What a program leaves behind may be any tree: thousands of levels deep, where paths are longer than the kernel accepts and recursion
-fails; or closed to its own owner. So each directory is opened in the one above it, and few are open at a time: one that was closed
-meanwhile is found again as the ".." of the one in it.
+Paths may be longer than the kernel accepts. So each directory is opened from the one above it. Few stay open at a time; a closed one is
+found again as ".." of the one in it.
 """
 
 from __future__ import annotations
@@ -12,16 +11,15 @@ import stat
 from collections.abc import Callable
 
 OPEN_MAX = 32
-"""Most directories that are open at a time. Almost all trees are less deep; each level below costs two more system calls."""
+"""Most directories open at a time. Each deeper level costs two more system calls."""
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def remove_tree(path: str) -> OSError | None:
-    """Remove a directory with all that is in it, or a file. Links are removed, not followed.
+    """Remove a directory with its contents, or a file. Links are not followed.
 
-    What cannot be removed stays, and all else is removed. Return the first error about such an entry; None if nothing is left. It is no
-    error if another process removes something meanwhile.
+    What cannot be removed stays. Return the first error about it; None if nothing is left. Removal by another process is no error.
     """
     parent, name = os.path.split(os.path.abspath(path))
     removal = _Removal(path)
@@ -35,28 +33,26 @@ def remove_tree(path: str) -> OSError | None:
 
 
 class _Level:
-    """A directory on the way down. ``left`` are the names of the directories in it that are left to remove."""
+    """A directory on the way down; ``left`` are its directories still to remove."""
 
     def __init__(self, name: str, descriptor: int) -> None:
         self.name = name
         self.descriptor = descriptor
-        """-1 while it is closed."""
+        """-1 while closed."""
         self.identity = (0, 0)
-        """Device and inode, once it was closed."""
+        """Device and inode, set when closed."""
         self.left: list[str] = []
 
 
 class _Removal:
-    """The removal of one tree."""
-
     def __init__(self, path: str) -> None:
         self.error: OSError | None = None
         self._path = path
         self._levels: list[_Level] = []
-        """From the directory that the tree is in to the one that is being removed."""
+        """From the directory that has the tree to the one being removed."""
 
     def run(self, parent: str, name: str) -> None:
-        """Remove the tree of this name in a directory. Raises OSError if it cannot go on."""
+        """Remove ``name`` in the directory ``parent``. Raises OSError if it cannot go on."""
         self._levels.append(_Level(parent, os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)))
         if stat.S_ISDIR(os.stat(name, dir_fd=self._here.descriptor, follow_symlinks=False).st_mode):
             self._enter(name)
@@ -84,7 +80,6 @@ class _Removal:
         return self._levels[-1]
 
     def _enter(self, name: str) -> None:
-        """Go to the directory of this name in the current one, and remove what is in it but directories."""
         above = self._here.descriptor
         try:
             try:
@@ -111,7 +106,6 @@ class _Removal:
                 self._remove(each, os.unlink)
 
     def _leave(self) -> None:
-        """Go to the directory above, and remove the one that was left."""
         level, above = self._levels[-1], self._levels[-2]
         if above.descriptor < 0:
             above.descriptor = os.open("..", _OPEN, dir_fd=level.descriptor)
@@ -127,13 +121,12 @@ class _Removal:
         level.descriptor = -1
 
     def _remove(self, name: str, remove: Callable[..., None]) -> None:
-        """Remove an entry of the current directory."""
         here = self._here.descriptor
         try:
             try:
                 remove(name, dir_fd=here)
             except PermissionError:
-                if len(self._levels) < 2:  # The directory that the tree is in stays as it is.
+                if len(self._levels) < 2:  # The directory that has the tree stays as it is.
                     raise
                 os.fchmod(here, stat.S_IRWXU)
                 remove(name, dir_fd=here)

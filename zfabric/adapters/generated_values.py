@@ -1,7 +1,7 @@
-"""Collects the values of generator functions that do not make streams, even if they raise after some values.
+"""Collects the values of generator functions that are not streams, and resumes generators of both kinds.
 
-A function with ``num_returns=3`` may be a generator: its items are its values. If it raises after the first item, its caller gets that
-one, and the error in place of the others. Also resumes generators, of streams too.
+With ``num_returns=3``, a generator's items are its values. If it raises after the first, its caller gets the items that exist, and the
+error in place of the others.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ YIELDS = 0x20 | 0x200
 
 
 END = object()
-"""What stands for the end of a stream's values."""
+"""The end of a stream's values."""
 
 
 def advanced(source: Any, statistics: Any) -> Any:
-    """The next value of an iterator. If it waits in a ``yield``, this returns ``statistics``."""
+    """Return the next value of an iterator. A ``yield`` that waits returns ``statistics``."""
     inner = source
     while type(inner) is GeneratorType and inner.gi_yieldfrom is not None:
-        inner = inner.gi_yieldfrom  # Such as ``yield from range(3)``: what yields need not be a generator.
+        inner = inner.gi_yieldfrom  # ``yield from`` may iterate over what is no generator.
     return source.send(statistics) if isinstance(inner, Generator) else next(source)
 
 
 def resumed(source: Iterator[Any], statistics: Any) -> Any:
-    """As ``advanced``, or ``END``."""
+    """Return what ``advanced`` does, or ``END``."""
     try:
         return advanced(source, statistics)
     except StopIteration:
@@ -40,7 +40,7 @@ def resumed(source: Iterator[Any], statistics: Any) -> Any:
 
 
 class Raises:
-    """A value that raises an error when it is read. It stands for values that a generator did not yield; ``pack_error`` made its bytes."""
+    """Raises an error when read, in place of a value that a generator did not yield. ``pack_error`` made the payload."""
 
     def __init__(self, payload: bytes, held: HeldRefs | None = None) -> None:
         self.payload = payload
@@ -77,9 +77,9 @@ class YieldStatistics(NamedTuple):
 
 
 class Unfinished(Exception):
-    """A generator raised ``error`` after it had yielded values that its caller receives.
+    """A generator raised ``error`` after yielding values that its caller receives.
 
-    ``finish(failure, count)`` returns the result of the call, with ``count`` values: ``failure`` stands in place of the missing ones.
+    ``finish(failure, count)`` returns ``count`` values, with ``failure`` for each missing one.
     """
 
     def __init__(self, error: Exception, finish: Callable[[Raises, int], Any]) -> None:
@@ -89,18 +89,18 @@ class Unfinished(Exception):
 
 
 class YieldedItems(tuple[Any, ...]):
-    """All values that a generator yielded; if the call expected more, these are retained."""
+    """All values that a generator yielded."""
 
 
 def and_failures(found: Sequence[Any], failure: Raises, count: int) -> Sequence[Any]:
-    """Return ``count`` values: those that exist, then ``failure`` for each missing one."""
+    """Return ``count`` values: those found, then ``failure`` for each missing one."""
     return [*found, *[failure] * (count - len(found))] if len(found) < count else found
 
 
 def run_to_its_end(generator: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that collects all values of a generator function (plain or async).
+    """Return a function that collects all values of a (plain or async) generator function.
 
-    It raises ``Unfinished`` if the generator raises an error after its first value.
+    It raises ``Unfinished`` if the generator raises after its first value.
     """
 
     def items(*args: Any, **kwargs: Any) -> Any:
@@ -110,7 +110,7 @@ def run_to_its_end(generator: Callable[..., Any]) -> Callable[..., Any]:
         found: list[Any] = []
         try:
             found.extend(values)
-        except Exception as error:  # User code: what it yielded before its error is returned.
+        except Exception as error:  # User code: the values before its error are returned.
             if found:
                 raise Unfinished(error, functools.partial(and_failures, found)) from error
             raise
@@ -132,6 +132,6 @@ def run_to_its_end(generator: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def returning_all(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function``, or if it is a generator function, one that returns all its values."""
+    """Return ``function``, or for a generator function one with all its values."""
     yields = getattr(getattr(function, "__code__", None), "co_flags", 0) & YIELDS
     return run_to_its_end(function) if yields else function

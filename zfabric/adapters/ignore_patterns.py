@@ -1,10 +1,7 @@
-"""Patterns of files to leave out, with the syntax of ``.gitignore``.
+"""Patterns of files to leave out, with the syntax and meaning of ``.gitignore``.
 
-A later pattern overrides an earlier one. Nothing below a directory that is left out can be included again, as in Git. As there, patterns
-and paths are bytes: ``?`` stands for one of them.
-
-A pattern becomes a regular expression that never tries a second way: in a name, and between names, the first place where the part behind
-a star fits is the best one, so that each part is an atomic group. Its time is at most its length times that of the path.
+A later pattern overrides an earlier one, but nothing below an excluded directory is included again. Patterns become regular expressions
+without backtracking: after a star, the first fit of the next part is the best, so each part is an atomic group.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 PATTERN_BYTES_MAX = 4096
-"""Longest pattern: as long as a path may be on Linux (``PATH_MAX``)."""
+"""Longest pattern: Linux's ``PATH_MAX``."""
 
 _CLASSES = {
     b"alnum": string.ascii_letters + string.digits,
@@ -32,9 +29,8 @@ _CLASSES = {
     b"upper": string.ascii_uppercase,
     b"xdigit": string.hexdigits,
 }
-"""Class of characters in a set -> its characters."""
 _STAR, _MANY, _SLASH = b"*", b"**", b"/"
-"""Tokens of a pattern beside expressions of one byte; the second stands for any number of directories."""
+"""``**`` stands for any number of directories."""
 
 
 class _Pattern(NamedTuple):
@@ -42,11 +38,11 @@ class _Pattern(NamedTuple):
     includes: bool
     directories_only: bool
     anchored: bool
-    """Whether it is matched with the whole path, and not with the last name alone."""
+    """Matched with the whole path, not with the last name."""
 
 
 class IgnorePatterns:
-    """Decides which paths below a directory are left out. Raises ValueError for a pattern of more than ``PATTERN_BYTES_MAX`` bytes.
+    """Decides which paths below a directory are left out. Raises ValueError for a pattern over ``PATTERN_BYTES_MAX`` bytes.
 
     >>> patterns = IgnorePatterns(["*.log", "!kept.log", "/data/"])
     >>> [patterns.ignores(path, False) for path in ("a/b.log", "kept.log", "data")], patterns.ignores("data", True)
@@ -58,7 +54,7 @@ class IgnorePatterns:
         self._patterns = [pattern for pattern in map(_parse, encoded) if pattern is not None]
 
     def ignores(self, path: str, is_directory: bool) -> bool:
-        """Whether ``path``, relative and with "/", is left out. Its parent directories are not looked at."""
+        """Whether ``path``, relative and with "/", is left out. Parent directories are not considered."""
         whole = os.fsencode(path)
         name = whole.rpartition(b"/")[2]
         for pattern in reversed(self._patterns):
@@ -68,7 +64,7 @@ class IgnorePatterns:
 
 
 class _MalformedError(Exception):
-    """A pattern matches nothing."""
+    """A pattern that matches nothing."""
 
 
 def _parse(line: bytes) -> _Pattern | None:
@@ -94,15 +90,14 @@ def _parse(line: bytes) -> _Pattern | None:
 
 
 def _is_escaped(text: bytes, index: int) -> bool:
-    """Whether an odd number of backslashes is before ``index``."""
     before = text[:index]
     return (len(before) - len(before.rstrip(b"\\"))) % 2 == 1
 
 
 def _translate(text: bytes, anchored: bool) -> bytes:
-    """Return the regular expression of a pattern: blocks of names, with any number of directories between two blocks."""
+    """Translate a pattern: blocks of names, with any number of directories between blocks."""
     blocks: list[list[list[bytes]]] = [[[]]]
-    """The tokens of each name of each block."""
+    """Tokens by block and name."""
     for token in _tokens(text, anchored):
         if token == _MANY:
             blocks.append([[]])
@@ -114,13 +109,12 @@ def _translate(text: bytes, anchored: bool) -> bytes:
     if not others:
         return first
     *middle, last = others
-    # ``**`` takes the slashes around it, so that those of the blocks beside it are empty names.
+    # ``**`` takes the slashes around it, so those of the neighbouring blocks are empty names.
     found = first + b"".join(b"(?>(?:.*?/)??" + block.removeprefix(b"/") + b")" for block in middle if block != b"/")
     return found + (b"(?:.*/)?" + last.removeprefix(b"/") if last else b".*")
 
 
 def _name(tokens: list[bytes]) -> bytes:
-    """Return the expression of one name of a path."""
     pieces: list[bytes] = [b""]
     for token in tokens:
         if token == _STAR:
@@ -136,7 +130,7 @@ def _name(tokens: list[bytes]) -> bytes:
 def _tokens(text: bytes, anchored: bool) -> Iterator[bytes]:
     index = 0
     plain = 0
-    """How many bytes are before the first one with a meaning of its own. Git skips these, so that stars behind them begin a name."""
+    """Bytes before the first special one. Git skips these, so that stars behind them begin a name."""
     while anchored and plain < len(text) and text[plain] not in b"*?[\\":
         plain += 1
     while index < len(text):
@@ -163,14 +157,13 @@ def _tokens(text: bytes, anchored: bool) -> Iterator[bytes]:
 
 
 def _translate_set(text: bytes, start: int) -> tuple[bytes, int]:
-    """Translate a set of characters from behind its "[". Return the expression, and the index behind its "]"."""
+    """Translate a set from behind its "[". Return the expression, and the index behind its "]"."""
     index = start
     negated = text[index : index + 1] in (b"!", b"^")
     index += negated
     first = index
     chosen: set[int] = set()
     begin = -1
-    """The byte with which a range may begin."""
     while (character := _at(text, index)) != b"]" or index == first:
         index += 1
         if text[index - 1 : index + 1] == b"[:" and (end := text.find(b"]", index + 1)) > index + 1 and text[end - 1 : end] == b":":
@@ -196,7 +189,7 @@ def _translate_set(text: bytes, start: int) -> tuple[bytes, int]:
 
 
 def _at(text: bytes, index: int) -> bytes:
-    """Return the byte at ``index``. At the end the pattern is malformed, and matches nothing, as in Git."""
+    """At the end of the text the pattern is malformed, and matches nothing, as in Git."""
     if index >= len(text):
         raise _MalformedError
     return text[index : index + 1]

@@ -1,7 +1,7 @@
 """Decides whether a function or a class travels by its name or by value.
 
-What other processes can import travels by its module's name and its own. What they cannot import travels by value: whatever belongs to
-``__main__``, what was made inside a function, and the contents of modules registered with ``cloudpickle.register_pickle_by_value``.
+By value travels what other processes cannot import (what ``__main__`` or a function made), and contents of modules registered with
+``cloudpickle.register_pickle_by_value``.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import sys
 from typing import Any
 
 MAIN = "__main__"
-"""The name of the program's own module."""
 _NOTHING = object()
 
 
 def importable(named: Any) -> bool:
-    """Whether other processes can and should import this function or class by its name."""
+    """Whether other processes can and should import this function or class by name."""
     module = getattr(named, "__module__", None)
     if not isinstance(module, str) or module == MAIN or module not in sys.modules:
         return False
@@ -25,7 +24,7 @@ def importable(named: Any) -> bool:
 
 
 def found_in(place: Any, path: str) -> Any:
-    """Return the attribute that a dotted path names, or an object that nothing else is."""
+    """Return the attribute at a dotted path, or a unique object if there is none."""
     for name in path.split("."):
         place = getattr(place, name, _NOTHING)
         if place is _NOTHING:

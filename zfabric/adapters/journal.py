@@ -1,29 +1,22 @@
 """The journal: the control store's tables in one LMDB environment, opened by one process.
 
-Acknowledged rows are in a committed transaction. LMDB writes new pages beside the old ones, and then replaces one root
-page. So a transaction is on disk whole or not at all, even after ``kill -9`` at any instruction.
+LMDB writes new pages beside the old ones and then replaces one root page, so a transaction is on disk whole or not at all, even after
+``kill -9``.
 
-**Durability.** "process": the commit runs inline and syncs nothing. The kernel has the pages, so they outlive
-every process, but not a power loss, after which LMDB without sync may be *corrupt*. So the directory has a stamp with
-the boot in which it was written. A store of another boot is renamed and reported, and a new one is begun; no process of
-the old boot still needs it. The same happens to a damaged store (``adapters.store_check``). "power": rows
-are put on the caller's thread, and another thread makes the one synced ``commit()`` of the filled transaction. (On a second
-thread, which competes for the interpreter, putting rows costs two hundred times as much.)
+**Durability.** "process": commits run inline without sync. They outlive every process, but a power loss may *corrupt* the store. So a stamp
+names the boot that wrote it; a store of another boot, or a damaged one (``adapters.store_check``), is renamed and reported, and a new one
+begun. "power": the caller puts rows, and a second thread makes the synced ``commit()`` (putting rows there, too, costs two hundred times as
+much).
 
-**The stamp is a file of its own**, not a row. LMDB trusts the file that it maps, so the stamp must be read before LMDB maps a
-file that may be corrupt or of another format. The stamp is written and synced before the data file exists.
+**The stamp is a file**, synced before the data file exists: LMDB trusts the file that it maps.
 
-**No write map.** ``writemap`` halves the price of a tiny commit, but writes through a mapping of a sparse file: a full
-disk would be a SIGBUS instead of an error.
+**No write map**: ``writemap`` halves a tiny commit's price, but turns a full disk into a SIGBUS.
 
-**No locks of LMDB** (``lock=False``): one ``flock`` of ours excludes other processes, and one rule makes our own reads
-safe. A writer never reuses the pages of the last committed state. So during the next commit a read may see that state, if the
-read ends before the commit after that begins. Reads during a commit therefore share one snapshot, taken before that commit and
-dropped after it.
+**No locks of LMDB** (``lock=False``): a ``flock`` excludes other processes. A writer never reuses pages of the last committed state, so
+reads of it are safe until the commit after next begins. Reads during a commit share one snapshot of before.
 
-**Full.** A commit that fails is rolled back whole and reported, and the environment is opened again (LMDB declares itself
-broken after some failures). Since LMDB copies on write, a full map cannot even delete; transactions that only delete (or
-write to "meta") may grow the map by a little headroom.
+**Full.** A failed commit is rolled back and reported, and the environment reopened (LMDB breaks after some failures). Since LMDB copies on
+write, a full map cannot even delete: transactions that only delete (or write to "meta") may grow it a little.
 """
 
 from __future__ import annotations
@@ -47,11 +40,11 @@ from zfabric.machines.common.tables import TABLES, Pair
 from zfabric.protocol.messages import PROTOCOL_VERSION
 
 STORE_VERSION = 3
-"""Version of the contents and formats of the tables; any other is refused."""
+"""Version of the tables' contents and formats; any other is refused."""
 LMDB_MAJOR = 0
-"""The LMDB engine that writes our files: 0 for LMDB 0.9, 1 for 1.0 (see docs/decisions/0002-lmdb-format.md)."""
+"""LMDB engine that writes our files: 0 for LMDB 0.9, 1 for 1.0 (docs/decisions/0002-lmdb-format.md)."""
 LMDB_DATA_VERSION = 1
-"""The file format of that engine, as its meta pages state it (LMDB 1.0 writes 3)."""
+"""That engine's file format, as its meta pages state it (LMDB 1.0 writes 3)."""
 
 _STAMP, _LOCK, _DATA = "stamp.json", "lock", "data.mdb"
 _STAMP_NEW = _STAMP + ".new"
@@ -61,11 +54,11 @@ _HEADROOM_MIN = 1 << 20
 _UNSYNCED = "was written without sync before this boot and may be corrupt"
 
 Done = Callable[[str], None]
-"""Called once per commit: with an empty string when it is durable, else with the reason why it was rolled back."""
+"""Called once per commit: with an empty string when durable, else with why it was rolled back."""
 
 
 class Transaction(Protocol):
-    """Rows to put and delete; ``protocol.effects.Store`` is one. A key is in one of the two at most once."""
+    """Rows to put and delete, such as ``protocol.effects.Store``. A key is in one of the two, once."""
 
     @property
     def puts(self) -> tuple[tuple[str, bytes, bytes], ...]:
@@ -77,8 +70,6 @@ class Transaction(Protocol):
 
 
 class _Stamp(NamedTuple):
-    """The directory's description of its contents."""
-
     version: int
     protocol: int
     lmdb: str
@@ -88,15 +79,15 @@ class _Stamp(NamedTuple):
 
 
 def boot_id() -> str:
-    """Return the id of this boot of the machine."""
+    """Return the id of the machine's boot."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
 
 
 class Journal:
-    """The tables on disk. ``Journal.open`` makes one; only one thread may use it.
+    """The tables on disk, for one thread. Use ``Journal.open``.
 
-    ``report`` is a message for users if a damaged store was set aside, or empty.
+    ``report`` is a message for users if a damaged store was set aside, else empty.
     """
 
     def __init__(self, path: str, size: int, durability: str, lock: int, report: str = "") -> None:
@@ -116,12 +107,11 @@ class Journal:
 
     @classmethod
     def open(cls, path: str, size: int, durability: str, boot: str | None = None, thorough: bool = False, in_use: bool = False) -> Journal:
-        """Open or begin the store in the directory ``path``, which may grow to ``size`` bytes.
+        """Open or begin the store in the directory ``path``, which may grow to ``size`` bytes. ``thorough`` searches all of it for damage.
 
-        Raises VersionMismatchError for an unknown format, ConfigError for a directory that is no store, FabricError if
-        another process has it open. A store of an earlier boot written without sync is set aside (see ``report``), and so
-        is a damaged one. ``thorough`` searches the whole store and its rows for damage. If a damaged store is ``in_use``, this raises
-        FabricError: the session's jobs need its rows, which are nowhere else.
+        Raises VersionMismatchError for an unknown format, ConfigError if ``path`` is no store, FabricError if another process has it open.
+        A damaged store, or an unsynced one of an earlier boot, is set aside (see ``report``); if ``in_use``, FabricError is raised, since
+        jobs need its rows.
         """
         boot = boot or boot_id()
         path = os.path.abspath(path)
@@ -173,7 +163,7 @@ class Journal:
             return value
 
     def scan(self, table: str, prefix: bytes = b"", after: bytes = b"", limit: int = 1000) -> list[Pair]:
-        """Return up to ``limit`` committed rows whose keys start with ``prefix`` and come after ``after``, in key order."""
+        """Return up to ``limit`` committed rows, in key order, with keys that start with ``prefix`` and come after ``after``."""
         rows: list[Pair] = []
         start = max(prefix, after)
         with self._read() as transaction, transaction.cursor(db=self._tables[table]) as cursor:
@@ -188,7 +178,7 @@ class Journal:
         return rows
 
     def floor(self, table: str, prefix: bytes, key: bytes) -> Pair | None:
-        """Return the committed row with the largest key that starts with ``prefix`` and is not greater than ``key``, or None."""
+        """Return the committed row with the largest key up to ``key`` that starts with ``prefix``, or None."""
         with self._read() as transaction, transaction.cursor(db=self._tables[table]) as cursor:
             at_or_past = cursor.set_range(key)
             found = (cursor.key() == key or cursor.prev()) if at_or_past else cursor.last()
@@ -200,10 +190,7 @@ class Journal:
     # -- writing ---------------------------------------------------------------------------------------------------------
 
     def commit(self, transactions: Sequence[Transaction], done: Done) -> None:
-        """Apply all of these in one transaction, then call ``done``: inline, or from the commit thread ("power").
-
-        One commit is under way at a time: an earlier call waits.
-        """
+        """Apply all in one transaction, then call ``done``: inline, or from the commit thread ("power")."""
         self._settle(wait=True)
         try:
             filled = self._fill(transactions)
@@ -223,7 +210,7 @@ class Journal:
         self._filled.put((filled, done))
 
     def close(self) -> None:
-        """Wait for the commit in progress, and unlock the directory."""
+        """Wait for the commit under way, and unlock the directory."""
         self._settle(wait=True)
         if self._thread is not None:
             self._filled.put(None)
@@ -236,10 +223,10 @@ class Journal:
         return self._put(transactions)
 
     def _make_room(self, deleting: bool) -> None:
-        """Set how far the map may grow: to its size, or if the transaction only deletes, a little past its used part.
+        """Limit the map to its size, or for a transaction that only deletes, to a little past its used part.
 
-        What a transaction frees can be reused by the second transaction after it. The one in between is a tiny row of "meta", by which
-        the control store tests whether it can write again. So such rows may grow the map, too.
+        Only the second transaction after reuses freed pages. The one in between is the row of "meta" by which the control store tests
+        whether it can write again.
         """
         size = self._size
         if deleting:
@@ -287,7 +274,6 @@ class Journal:
         return f"the control store in {self.path} cannot be written: {error}"
 
     def _settle(self, wait: bool = False) -> None:
-        """Drop the snapshot after its commit, and reopen the environment if it may be broken."""
         if self._snapshot is not None and (wait or self._idle.is_set()):
             self._idle.wait()
             self._snapshot.abort()
@@ -319,14 +305,14 @@ class Journal:
 
 
 class ReadOnlyJournal(Journal):
-    """A store that no daemon has open, for reading: nothing is set aside, stamped or written."""
+    """A store that no daemon has open: nothing is set aside or written."""
 
     def __init__(self, path: str, lock: int) -> None:
         super().__init__(path, 0, "process", lock)
 
     @classmethod
     def look_into(cls, path: str) -> ReadOnlyJournal:
-        """Open ``path`` for reading. Raises as ``Journal.open`` does, and FabricError for a store which that would set aside."""
+        """Open ``path`` for reading. Raises as ``Journal.open``, and FabricError for a damaged store."""
         path = os.path.abspath(path)
         if not os.path.isdir(path):
             raise ConfigError(f"there is no control store in {path}")
@@ -350,7 +336,7 @@ class ReadOnlyJournal(Journal):
             raise
 
     def commit(self, transactions: Sequence[Transaction], done: Done) -> None:
-        """Call ``done`` with a refusal."""
+        """Refuse."""
         done(f"the control store in {self.path} is open for reading only")
 
     def _open_environment(self) -> tuple[lmdb.Environment, dict[str, Any]]:
@@ -362,7 +348,7 @@ class ReadOnlyJournal(Journal):
 
 
 def _take_directory(path: str, former: int = -1) -> int:
-    """Make the directory if it is missing, and lock it. Return the lock's file descriptor; that is ``former`` if given."""
+    """Make and lock the directory. Return the lock's descriptor, ``former`` if given."""
     os.makedirs(path, mode=0o700, exist_ok=True)
     status = os.stat(path)
     if status.st_uid != os.geteuid():
@@ -388,7 +374,7 @@ def _lock(path: str) -> int:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The last process with the lock may have renamed the directory, and our lock with it.
             if os.path.samestat(os.fstat(file), os.stat(name)):
-                os.ftruncate(file, os.pwrite(file, str(os.getpid()).encode(), 0))  # In place: this needs no room on a full disk.
+                os.ftruncate(file, os.pwrite(file, str(os.getpid()).encode(), 0))  # In place: needs no room on a full disk.
                 return file
         except BlockingIOError:
             holder = os.pread(file, 20, 0).decode(errors="replace") or "another process"
@@ -448,13 +434,12 @@ def _check_format(path: str, stamp: _Stamp) -> None:
 
 
 def _damage(path: str, thorough: bool, rows: bool = True) -> str:
-    """Describe damage of the data file, as the rest of a sentence; empty if there is none. Unknown formats were refused before."""
     problem = find_damage(os.path.join(path, _DATA), thorough, rows)
     return f"is damaged ({_DATA}: {problem})" if problem else ""
 
 
 def _data_version(path: str) -> int:
-    """Return the format in the data file's first meta page, 0 if there is none yet."""
+    """Return the format in the data file's first meta page; 0 without a file."""
     try:
         with open(os.path.join(path, _DATA), "rb") as file:
             head = file.read(64)

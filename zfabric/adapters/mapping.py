@@ -1,4 +1,4 @@
-"""Ranges of files as memory, shared by all processes that map them or private to this process; and room for copies of them."""
+"""Ranges of files mapped into memory, shared or private, and aligned room for copies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _new_room.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
 
 
 def aligned_room(size: int) -> memoryview:
-    """Return ``size`` bytes of memory of this process that begin at a multiple of ``ALIGNMENT``. Nobody has cleared them."""
+    """Return ``size`` bytes of uninitialized memory aligned to ``ALIGNMENT``."""
     room = _new_room(None, size + ALIGNMENT)
     begin = -ctypes.addressof(ctypes.c_char.from_buffer(room)) % ALIGNMENT
     return memoryview(room)[begin : begin + size]
@@ -33,8 +33,7 @@ def aligned_room(size: int) -> memoryview:
 class Mapping:
     """A mapping of ``size`` bytes of a file from ``offset``, a multiple of the page size. The file may be closed afterwards.
 
-    It is unmapped when the last view of it is released. Address and offset agree modulo 2 MiB, so that huge pages stay huge. Raises
-    OSError if the range cannot be mapped.
+    It is unmapped with its last view. Address and offset agree modulo 2 MiB, so huge pages stay huge. Raises OSError.
     """
 
     def __init__(self, descriptor: int, offset: int, size: int, writable: bool, private: bool = False) -> None:
@@ -55,13 +54,13 @@ class Mapping:
         _libc.munmap(end, spare + spare_size - end)
 
     def memory(self) -> memoryview:
-        """Return a view of all of it. The mapping lives as long as this view and views made from it."""
+        """Return a view of all of it. The mapping lives as long as this view and views of it."""
         memory: Any = (ctypes.c_ubyte * self.size).from_address(self.address)
         memory.owner = self
         return memoryview(memory).cast("B")
 
     def advise(self, offset: int, size: int, advice: int) -> None:
-        """Advise the kernel about the use of a part (``madvise``). Errors are ignored."""
+        """Call ``madvise`` on a part. Errors are ignored."""
         _libc.madvise(self.address + offset, size, advice)
 
     def __del__(self) -> None:
@@ -70,7 +69,7 @@ class Mapping:
 
 
 def private_view(descriptor: int, offset: int, size: int) -> memoryview:
-    """Map ``size`` bytes of a file from ``offset`` privately: writes do not change the file. Raises OSError if that fails."""
+    """Map ``size`` bytes of a file privately: writes do not change the file. Raises OSError."""
     if not size:
         return memoryview(bytearray())
     before = offset % mmap.PAGESIZE

@@ -1,7 +1,6 @@
-"""A journal in memory, with the interface of ``Journal``, for tests and for the simulator.
+"""A journal in memory with the interface of ``Journal``, for tests and the simulator.
 
-With ``deferred``, every commit waits until ``complete`` is called, as with the commit thread of "power". ``crash`` drops waiting
-commits, and returns the journal for the next process.
+With ``deferred``, a commit waits for ``complete``, as for the commit thread of "power".
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Rows = dict[str, dict[bytes, bytes]]
 
 
 class MemoryJournal:
-    """The tables as dictionaries. While ``full`` is not empty, commits fail with it as the reason."""
+    """Tables as dictionaries. While ``full`` is not empty, commits fail for that reason."""
 
     report = ""
 
@@ -28,11 +27,11 @@ class MemoryJournal:
         self._under_way: list[tuple[Sequence[Transaction], Done]] = []
 
     def get(self, table: str, key: bytes) -> bytes | None:
-        """Return the committed value of ``key``, or None."""
+        """As ``Journal.get``."""
         return self._rows[table].get(key)
 
     def scan(self, table: str, prefix: bytes = b"", after: bytes = b"", limit: int = 1000) -> list[Pair]:
-        """Return up to ``limit`` committed rows whose keys start with ``prefix`` and come after ``after``, in key order."""
+        """As ``Journal.scan``."""
         keys, values = self._keys(table), self._rows[table]
         index = bisect.bisect_right(keys, after) if after >= prefix and after else bisect.bisect_left(keys, prefix)
         rows: list[Pair] = []
@@ -42,7 +41,7 @@ class MemoryJournal:
         return rows
 
     def floor(self, table: str, prefix: bytes, key: bytes) -> Pair | None:
-        """Return the committed row with the largest key that starts with ``prefix`` and is not greater than ``key``, or None."""
+        """As ``Journal.floor``."""
         keys = self._keys(table)
         index = bisect.bisect_right(keys, key) - 1
         if index < 0 or not keys[index].startswith(prefix):
@@ -50,7 +49,7 @@ class MemoryJournal:
         return keys[index], self._rows[table][keys[index]]
 
     def commit(self, transactions: Sequence[Transaction], done: Done) -> None:
-        """Apply all of these in one transaction, then call ``done``: at once, or in ``complete``."""
+        """As ``Journal.commit``; ``done`` is called at once, or in ``complete``."""
         while self._under_way:
             self.complete()
         self._under_way.append((transactions, done))
@@ -58,7 +57,7 @@ class MemoryJournal:
             self.complete()
 
     def complete(self) -> bool:
-        """End the commit under way: apply it, or roll it back if the journal is ``full``. Return False if there is none."""
+        """Apply the commit under way, or roll it back if ``full``. Return False if there is none."""
         if not self._under_way:
             return False
         transactions, done = self._under_way.pop(0)
@@ -74,7 +73,7 @@ class MemoryJournal:
         return True
 
     def crash(self) -> MemoryJournal:
-        """Drop the commits under way. Return the journal for the next process, with everything committed."""
+        """Drop the commits under way; return the next process's journal."""
         self._under_way.clear()
         return MemoryJournal(self._deferred, self._rows)
 

@@ -1,7 +1,7 @@
-"""Numbers of a program's own metrics, in one file per process, mapped into memory: to count costs no message, and survives a crash.
+"""Numbers of a program's own metrics, in one mapped file per process: counting sends no message, and survives a crash.
 
-A file is a head of 8 bytes (how many bytes are in use) and entries ``(length of the name, name, padding, value)``. An entry's name is
-JSON, its value a float64 at a multiple of 8 bytes, which the processor writes at once. Only its process writes a file; anybody may read it.
+A head has the bytes in use (8 bytes). Entries are ``(length of the name, name, padding, value)``: JSON, and a float64 at a multiple of 8
+bytes, which the processor writes at once. Only its process writes a file.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ from collections.abc import Iterator
 from typing import Any
 
 FILE_BYTES = 4 * 2**20
-"""The size of a file. It is sparse: blocks without entries take no room."""
+"""A sparse file: blocks without entries take no room."""
 _HEAD = struct.Struct("<q")
 _LENGTH = struct.Struct("<I")
 _VALUE = struct.Struct("<d")
 
 Name = tuple[Any, ...]
-"""What a number is: anything that JSON has."""
 
 
 class MetricsFull(Exception):
-    """Raised if a file has no room for another series."""
+    """A file has no room for another series."""
 
 
 class MetricFile:
-    """The file of this process, at ``path``; it must not exist."""
+    """This process's file at ``path``, which must not exist."""
 
     def __init__(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -41,7 +40,7 @@ class MetricFile:
         _HEAD.pack_into(self._memory, 0, self._used)
 
     def add(self, name: Name, value: float) -> int:
-        """Add an entry; return where its value is. Raises MetricsFull."""
+        """Add an entry; return the place of its value. Raises MetricsFull."""
         text = json.dumps(name).encode()
         place = -(-(self._used + _LENGTH.size + len(text)) // 8) * 8
         if place + _VALUE.size > FILE_BYTES:
@@ -54,7 +53,7 @@ class MetricFile:
         return place
 
     def set(self, place: int, value: float) -> None:
-        """Write a value."""
+        """Write a value at its place."""
         _VALUE.pack_into(self._memory, place, value)
 
 

@@ -1,19 +1,17 @@
 """The names of the program's own module (``__main__``) in other processes.
 
-Functions and classes of ``__main__`` travel by value, with the names that they use: other functions and classes, modules, data. A worker
-binds them in *its* module ``__main__``, which never runs the program's file. So what looks there finds them: plain ``pickle``, the
-children of a process pool, ``typing.get_type_hints``. Functions and classes share that module as they do in the program.
+Functions and classes of ``__main__`` travel by value with the names that they use. A worker binds these in *its* module ``__main__``, which
+never runs the program's file, so that plain ``pickle``, process pools and ``typing.get_type_hints`` find them.
 
-A name may be bound anew between two functions: by a loop at the top of the program, by a cell of a notebook. The process that pickles a
-function numbers the *versions* of each name, and a pickle states the version of every name it uses. That is a *snapshot*. A worker that
-loads a snapshot compares:
+A loop or a notebook cell may bind a name anew. The pickling process numbers the *versions* of names; a pickle's *snapshot* has the version
+of each name that it uses. A worker that loads a snapshot compares:
 
-- all names are absent, or bound in this very version: the module ``__main__`` is extended and shared;
-- some are newer: the module ``__main__`` has the newer ones from now on, if the snapshot is that of a function which is about to run, and
-  nothing else runs that could notice. Functions that were loaded with older ones are loaded again when they run next;
-- some are older, or not of the program, or newer otherwise: the functions get a namespace of their own.
+- all names are absent, or bound in this version: the module ``__main__`` is extended and shared;
+- some are newer: the module takes them if a function is about to run and nothing else runs that could notice. Functions loaded with older
+  names are loaded again when they run next;
+- some are older, not of the program, or newer otherwise: the functions get a namespace of their own.
 
-Data is compared by content. Data of two names that share a part, as a model and its optimizer do, is bound together or not at all.
+Data is compared by content. Names whose data share a part (a model and its optimizer) are bound together or not at all.
 """
 
 from __future__ import annotations
@@ -32,13 +30,13 @@ from typing import Any, NamedTuple
 from zfabric.adapters.importable import MAIN
 
 Version = tuple[bytes, int]
-"""(the process that has bound the name, its count)."""
+"""(process that bound the name, its count)."""
 SnapshotRow = tuple[str, bytes, int, int]
-"""(name, process, count, group of names with data in common; 0: no data; -1: a class)."""
+"""(name, process, count, group of names that share data; 0: no data; -1: a class)."""
 ROWS_MAX = 4096
-"""The most snapshots whose rows are retained. Each is used within the load that opens it."""
+"""Most retained snapshots; each is used within the load that opens it."""
 PARTS_MAX = 50_000
-"""The most parts of a value that are compared with those of others. A larger value counts as sharing a part with all others."""
+"""Most parts of a value to compare. A larger one counts as sharing with all others."""
 _MARK = "__zfabric_namespace__"
 _SCALARS = (int, float, str, bytes, bool, type(None), complex)
 WITHOUT_DATA = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
@@ -50,12 +48,12 @@ without_data: set[type] = set()
 
 
 def register_without_data(kind: type) -> None:
-    """Compare values of exactly this class by identity: what they refer to is not the program's data."""
+    """Compare values of exactly this class by identity, not content."""
     without_data.add(kind)
 
 
 class Record(NamedTuple):
-    """What is known of a name: its version, and its value, or a digest of a value that is data."""
+    """A name's version, and its value, or a digest of data."""
 
     version: Version
     value: Any
@@ -63,12 +61,12 @@ class Record(NamedTuple):
 
 
 class Namespace:
-    """The globals of functions of ``__main__``, with the versions of the names in it."""
+    """The globals of functions of ``__main__``, with their versions."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self.names = names
         self.records: dict[str, Record] = {}
-        """What names were bound to: by the program, or by the snapshots of a program."""
+        """Names bound by the program, or by snapshots of a program."""
         self.local: dict[str, Record] = {}
         """In a worker: names that its tasks have bound, or whose data they may have changed."""
 
@@ -85,7 +83,7 @@ _main: Namespace | None = None
 _rows: dict[bytes, tuple[SnapshotRow, ...]] = {}
 _private: weakref.WeakValueDictionary[bytes, Namespace] = weakref.WeakValueDictionary()
 mirrors = False
-"""Whether the module ``__main__`` of this process mirrors that of a program (it is a worker), or is a program itself."""
+"""Whether ``__main__`` mirrors a program's: this is a worker."""
 
 
 def _always() -> bool:
@@ -93,18 +91,18 @@ def _always() -> bool:
 
 
 def _nothing(_: frozenset[str]) -> None:
-    """No part of this process has loaded functions."""
+    """Loaded functions are not noted here."""
 
 
 may_renew: Callable[[], bool] = _always
-"""Returns whether names of ``__main__`` may be bound anew: nothing runs that could notice. The runtime of workers sets it."""
+"""Whether nothing runs that could notice a new binding in ``__main__``. The worker runtime sets it."""
 on_renewed: Callable[[frozenset[str]], None] = _nothing
-"""Called with the names that are about to be bound anew."""
+"""Called with names that are about to be bound anew."""
 
 
 class _Loading(threading.local):
     names: set[str] | None = None
-    """The names that the function which this thread loads uses."""
+    """Names used by the function that this thread loads."""
 
 
 _loading = _Loading()
@@ -112,7 +110,7 @@ _loading = _Loading()
 
 @contextlib.contextmanager
 def loading_function() -> Iterator[set[str]]:
-    """Load a function that is about to run: it may renew names. Return the names that it uses."""
+    """Load a function that is about to run, and may renew names. Yield the names that it uses."""
     before, _loading.names = _loading.names, set()
     try:
         yield _loading.names
@@ -138,7 +136,7 @@ def main() -> Namespace:
 
 
 def mirror() -> None:
-    """Make the module ``__main__`` of this process an empty one, which mirrors that of the program whose functions are loaded."""
+    """Replace ``__main__`` by an empty module that mirrors a program's."""
     global mirrors
     module = types.ModuleType(MAIN)
     vars(module)["__builtins__"] = builtins
@@ -149,7 +147,7 @@ def mirror() -> None:
 
 
 def forget(modules: Iterable[str]) -> None:
-    """Unbind names of modules that were dropped, and of what is theirs."""
+    """Unbind names of dropped modules, and names of what is theirs."""
     dropped, space = set(modules), main()
     for name, value in list(space.names.items()):
         owner = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
@@ -158,7 +156,7 @@ def forget(modules: Iterable[str]) -> None:
 
 
 def namespace_of(function: Any) -> Namespace | None:
-    """Return the namespace of a function of ``__main__``; None for those of other modules."""
+    """Return the namespace of a function of ``__main__``; None for other modules."""
     names = function.__globals__
     if names is vars(sys.modules[MAIN]):
         return main()
@@ -170,7 +168,7 @@ def namespace_of(function: Any) -> Namespace | None:
 
 
 class Snapshot:
-    """The names of one namespace that one pickle uses. It travels as a key; the rows come before it."""
+    """The names of one namespace that one pickle uses. It travels as a key, after its rows."""
 
     def __init__(self, space: Namespace, nonce: bytes) -> None:
         self.space = space
@@ -178,21 +176,21 @@ class Snapshot:
         self.used: dict[str, None] = {}
 
     def values(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the values of those of these names that are bound, and note them."""
+        """Return the bound values of ``names``, and note these names as used."""
         known = self.space.names
         found = {name: known[name] for name in names if name in known and name not in _UNNAMED}
         self.used.update(dict.fromkeys(found))
         return found
 
     def own(self, thing: Any, qualname: str) -> str:
-        """Return ``qualname`` if it is the name under which this namespace has ``thing``, else an empty text."""
+        """Return ``qualname`` if ``thing`` has that name here, else an empty text."""
         if self.space.names.get(qualname) is not thing:
             return ""
         self.used[qualname] = None
         return qualname
 
     def rows(self, examined: Callable[[Any], tuple[bytes, dict[int, Any]]]) -> tuple[SnapshotRow, ...]:
-        """Return the version of each name that was noted. ``examined`` returns the digest of a value, and its parts."""
+        """Return the version of each used name. ``examined`` returns a value's digest and its parts."""
         parts: dict[str, Any] = {}
         versions = {name: self._version(name, examined, parts) for name in self.used}
         groups = _groups(parts)
@@ -226,7 +224,7 @@ def _is_same_scalar(one: Any, other: Any) -> bool:
 
 
 def has_data(value: Any) -> bool:
-    """Whether a value is compared by its content: data, and functions that have data of their own."""
+    """Whether a value is compared by content: data, or a function with data of its own."""
     if isinstance(value, types.BuiltinFunctionType):
         return not isinstance(value.__self__, types.ModuleType | type | None)
     if isinstance(value, types.FunctionType):
@@ -236,7 +234,6 @@ def has_data(value: Any) -> bool:
 
 
 def _groups(parts: dict[str, Any]) -> dict[str, int]:
-    """Number the names whose values have parts in common, from 1."""
     groups: dict[str, int] = {}
     first: dict[int, str] = {}
     leaders = {name: name for name in parts}
@@ -261,7 +258,7 @@ def _groups(parts: dict[str, Any]) -> dict[str, int]:
 
 
 def key_of(rows: tuple[SnapshotRow, ...]) -> bytes:
-    """Return the key of a snapshot: a hash of its rows (16 bytes)."""
+    """Return the key of a snapshot: a hash of its rows, 16 bytes."""
     return hashlib.blake2b(repr(rows).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -269,7 +266,7 @@ def key_of(rows: tuple[SnapshotRow, ...]) -> bytes:
 
 
 class LoadedSnapshot:
-    """Where the functions of one pickle have their globals, and which of the names in it they may bind."""
+    """Where functions of one pickle have their globals, and which names there they may bind."""
 
     def __init__(self, space: Namespace, versions: dict[str, Version], renewed: frozenset[str] = frozenset(), binds: bool = True) -> None:
         self.space = space
@@ -277,10 +274,10 @@ class LoadedSnapshot:
         self._renewed = set(renewed)
         self._binds = binds
         self.kept: set[str] = set()
-        """Names that were found: what they name is not made again."""
+        """Names that were found, and are not made again."""
 
     def find(self, own: str) -> Any:
-        """Return what the namespace has under the name ``own`` in this version, or None."""
+        """Return what the namespace has under ``own`` in this version, or None."""
         found = self.space.names.get(own) if own and own not in self._renewed else None
         if found is not None:
             self.kept.add(own)
@@ -299,14 +296,14 @@ class LoadedSnapshot:
 
 
 def open_snapshot(key: bytes, rows: tuple[SnapshotRow, ...]) -> None:
-    """Take in the rows of a snapshot, which ``snapshot_of`` is asked for next."""
+    """Record a snapshot's rows for the ``snapshot_of`` that follows."""
     if key not in _rows and len(_rows) >= ROWS_MAX:
         del _rows[next(iter(_rows))]
     _rows[key] = rows
 
 
 def snapshot_of(key: bytes) -> LoadedSnapshot:
-    """Return where the functions of a snapshot have their globals: the module ``__main__``, or a namespace of their own."""
+    """Return where a snapshot's functions have their globals: the module ``__main__``, or their own namespace."""
     rows = _rows[key]
     versions = {name: (process, count) for name, process, count, _ in rows}
     space = main()
@@ -325,7 +322,7 @@ def snapshot_of(key: bytes) -> LoadedSnapshot:
             return LoadedSnapshot(space, versions, renewed)
     private = _private.get(key)
     if private is None:
-        # What tasks have bound there is seen here, too: an initializer may have set it.
+        # What tasks have bound is visible here, too: an initializer may have set it.
         names = {name: value for name, value in space.names.items() if name not in versions} if mirrors else {}
         private = Namespace(names)
         private.records.update((name, record) for name, record in space.records.items() if name in names)
@@ -354,6 +351,6 @@ def _are_classes(rows: tuple[SnapshotRow, ...], names: frozenset[str]) -> bool:
 
 
 def _is_torn(rows: tuple[SnapshotRow, ...], status: dict[str, str]) -> bool:
-    """Whether of data with parts in common some is bound here, and some is not."""
+    """Whether data that shares parts is bound here only in part."""
     bound: dict[int, bool] = {}
     return any(group > 0 and bound.setdefault(group, status[name] is _BOUND) is not (status[name] is _BOUND) for name, _, _, group in rows)

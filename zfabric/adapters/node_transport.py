@@ -1,13 +1,12 @@
-"""All TCP sockets of one daemon: those on which it is connected with the daemons of other nodes.
+"""All TCP sockets of one daemon, to the daemons of other nodes.
 
-A node listens on one socket, and dials those that are older than itself; each pair has one connection. The sender of a frame is whoever
-its key belongs to (``curve.Authenticator``), whatever the frame claims. Links continue over new connections (``NodeLink``), which are
-dialled here: ZeroMQ's own would go unnoticed.
+A node listens on one socket and dials older nodes. The connection's key identifies the sender (``curve.Authenticator``), whatever a frame
+claims. Links continue over new connections (``NodeLink``), which are dialled here: ZeroMQ would reconnect unnoticed.
 
-A node that is not in the table yet has no link. It dials the head with the key of the cluster's key file; there, only the messages by which
-a node joins are let through, in frames without numbers. Whoever sends them repeats them.
+A node outside of the table has no link. It dials the head with the cluster's key, and may send only messages of joining, in frames without
+numbers, which it repeats.
 
-The daemon polls one descriptor for all sockets. Those of ZeroMQ are edge-triggered: a socket stays in ``_ready`` until it is empty.
+The daemon polls one descriptor for all sockets. ZeroMQ's are edge-triggered: a socket stays in ``_ready`` until empty.
 """
 
 from __future__ import annotations
@@ -34,37 +33,33 @@ from zfabric.protocol.ids import HEAD, INCARNATION_BYTES, JOINER
 from zfabric.protocol.messages import Envelope, Row
 
 QUEUED_MAX = 2 * IN_FLIGHT_MAX
-"""Frames that a socket queues for one connection: those in flight, and as many acknowledgements."""
+"""Frames queued per connection: those in flight, and as many acknowledgements."""
 FRAMES_PER_TURN = 32
-"""Most frames that one ``receive`` reads."""
 JOIN_BYTES_MAX = 64 * 2**10
-"""Largest frame of a node that joins."""
 HELLO_SECONDS = HANDSHAKE_SECONDS + 1.0
-"""Seconds after which a connection whose hello is not answered is dialled again."""
+"""Seconds until a connection whose hello is unanswered is redialled."""
 REDIAL_SECONDS = 0.005
-"""Pause before the second attempt to connect. It doubles with each: a daemon that is restarted listens again within a few of them."""
+"""First pause of redialling, doubled each time. A restarted daemon listens again within a few."""
 REDIAL_SECONDS_MAX = 2.0
 DIAL_AGAIN = b""
-"""The frame by which the accepting side ends a connection: ZeroMQ cannot close a single one of a socket."""
+"""Ends an accepted connection: ZeroMQ cannot close one of a socket's connections."""
 
 _CONNECTION_BYTES = INCARNATION_BYTES - len(JOINER)
 
 POLLIN, DONTWAIT, SNDMORE = int(zmq.POLLIN), int(zmq.DONTWAIT), int(zmq.SNDMORE)
 _recv: Any = zmq.backend.Socket.recv
 _send: Any = zmq.backend.Socket.send
-"""As in ``adapters.sockets``: the enumerations in the methods of ``zmq.Socket`` cost more than the calls. So does asking a socket for its
-events: ``zmq_poll`` of that one socket does the same in half the time."""
+"""As in ``adapters.sockets``. Asking a socket for its events costs twice a ``zmq_poll`` of it."""
 
 Received = list[tuple[bytes, list[Envelope]]]
-"""Messages by sender, as ``NodeTransport.receive`` yields them."""
+"""Messages by sender."""
 Reader = Callable[[float, Received], None]
-"""Reads one message from a socket."""
 Admits = Callable[[str, type[Any]], bool]
-"""Whether a message of this type is let through from "node" (a node of the table), "joiner", or "head" (the answers to a joiner)."""
+"""Whether a message type is admitted from "node" (in the table), "joiner", or "head" (answers to a joiner)."""
 
 
 class DialledConnection:
-    """A connection that this node dials, again and again. ``failed`` is called when it has ended or was not made."""
+    """A connection that this node dials, again after each failure."""
 
     def __init__(self, transport: NodeTransport, address: str, server_key: bytes, keys: KeyPair) -> None:
         self._transport = transport
@@ -74,9 +69,9 @@ class DialledConnection:
         self.socket: Socket | None = None
         self.observer: Socket | None = None
         self.due: float | None = None
-        """When to dial, or to give up the attempt under way."""
+        """When to dial, or to give up the present attempt."""
         self.trouble = ""
-        """Why the last attempt failed; empty while there is a connection."""
+        """Why the last attempt failed; empty while connected."""
         self._pause = REDIAL_SECONDS
 
     def dial(self, name: str) -> None:
@@ -93,14 +88,14 @@ class DialledConnection:
         self._pause = REDIAL_SECONDS
 
     def retry(self, now: float, reason: str) -> None:
-        """Close what there is, and dial after a pause."""
+        """Close the sockets; dial again after a pause."""
         self.close()
         self.trouble = reason
         self.due = now + self._pause * random.uniform(0.5, 1.0)
         self._pause = min(2 * self._pause, REDIAL_SECONDS_MAX)
 
     def move(self, address: str) -> None:
-        """Dial another address from now on, at once."""
+        """Dial another address, at once."""
         self.close()
         self.address = address
         self.due = 0.0
@@ -112,7 +107,7 @@ class DialledConnection:
 
 
 class PeerNode:
-    """Another node: its link, and the connection over which it goes."""
+    """Another node: its link, and the connection that carries it."""
 
     __slots__ = ("connection", "dialled", "key", "link")
 
@@ -122,14 +117,14 @@ class PeerNode:
         self.dialled = dialled
         """The connection if this node dials; None if the peer does."""
         self.connection = b""
-        """The routing id of the connection that the peer has dialled."""
+        """Routing id of the connection that the peer has dialled."""
 
 
 class NodeTransport:
-    """The connections of one daemon incarnation to other nodes. All methods are called by one thread, and none waits.
+    """Connections of one daemon incarnation to other nodes, for one thread. No method waits.
 
-    ``keys`` is the pair of this node, ``role_keys`` the public keys with which others may join through it (on the head). Raises
-    ConnectionLostError if it cannot listen at ``endpoint`` ("tcp://host:port").
+    ``role_keys`` are public keys with which others may join through this node (the head). Raises ConnectionLostError if it cannot listen at
+    ``endpoint`` ("tcp://host:port").
     """
 
     def __init__(
@@ -150,11 +145,9 @@ class NodeTransport:
         self.keys = keys
         self.admits = admits
         self.refused: Counter[str] = Counter()
-        """What was refused, by reason."""
         self.peers: dict[bytes, PeerNode] = {}
         self._role_keys = frozenset(role_keys)
         self._by_key: dict[bytes, bytes] = {}
-        """Nodes of the table, by key."""
         self._join: DialledConnection | None = None
         self._due_at = math.inf
         self._names = 0
@@ -162,7 +155,6 @@ class NodeTransport:
         self._readers: dict[int, tuple[Reader, list[tuple[Any, int]]]] = {}
         """By descriptor: what reads from a socket, and what to poll for that socket alone."""
         self._ready: dict[int, None] = {}
-        """Descriptors of sockets that may have something."""
         self.authenticator = Authenticator(context)
         self.authenticator.known = self._role_keys
         try:
@@ -172,13 +164,11 @@ class NodeTransport:
             self._epoll.close()
             raise ConnectionLostError(f"cannot listen at {endpoint}: {error.strerror}") from None
         self.address = self.server.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        """The endpoint at which it listens, with the port."""
         self._observer = curve.observe(context, self.server, self._name(), curve.OF_SERVER)
         self._watch(self.server, self._read_server)
         self._watch(self._observer, self._read_failures)
         self._watch(self.authenticator.socket, self._read_requests)
         self.sources: list[tuple[Any, int]] = [(self._epoll.fileno(), int(zmq.POLLIN))]
-        """What to poll."""
 
     def _name(self) -> str:
         self._names += 1
@@ -188,7 +178,7 @@ class NodeTransport:
         descriptor = int(socket.getsockopt(zmq.FD))
         self._readers[descriptor] = reader, [(socket, POLLIN)]
         self._epoll.register(descriptor, select.EPOLLIN)
-        self._ready[descriptor] = None  # What came before is not signalled.
+        self._ready[descriptor] = None  # An earlier arrival is not signalled.
 
     def _forget(self, socket: Socket) -> None:
         descriptor = int(socket.getsockopt(zmq.FD))
@@ -199,7 +189,7 @@ class NodeTransport:
     # -- which nodes there are --
 
     def connect(self, rows: Iterable[Row]) -> None:
-        """Take in the rows of a ``NodeTable``: dial the nodes that are older, expect those that are younger, refuse all others."""
+        """Apply a ``NodeTable``: dial older nodes, expect younger ones, refuse others."""
         table = {row[0]: row for row in rows}
         own = table.get(self.node)
         for node in [node for node, peer in self.peers.items() if node not in table or table[node][5] != peer.key]:
@@ -224,20 +214,20 @@ class NodeTransport:
             self._join = None
 
     def admit_joiners(self, role_keys: Iterable[bytes]) -> None:
-        """Let nodes join with these keys from now on, and with no others."""
+        """Let nodes join with these keys alone."""
         self._role_keys = frozenset(role_keys)
         self.authenticator.admit(self._role_keys.union(self._by_key))
         self._look(self.authenticator.socket)
 
     def join(self, address: str, server_key: bytes, role: KeyPair) -> None:
-        """Dial the head, to join with the pair of the cluster's key file. ``connect`` with a row of this node ends that."""
+        """Dial the head with the cluster's keys, until ``connect`` has this node's row."""
         if self._join is not None:
             self._join.close()
         self._join = DialledConnection(self, address, server_key, role)
         self._join.due = self._due_at = 0.0
 
     def trouble(self, node: bytes = HEAD) -> str:
-        """Why the last attempt to reach a node failed; empty if this node does not dial it, or if it was reached."""
+        """Return why the last attempt to dial a node failed, or an empty string."""
         peer = self.peers.get(node)
         connection = peer.dialled if peer is not None else self._join if node == HEAD else None
         if connection is None or not connection.trouble:
@@ -245,13 +235,13 @@ class NodeTransport:
         return f"{connection.address}: {'it admits no node with this key' if connection.trouble == 'key' else connection.trouble}"
 
     def unreachable(self) -> tuple[bytes, ...]:
-        """The nodes that this one dials, and with which there is no open connection."""
+        """Return the nodes that this one dials without an open connection."""
         return tuple(node for node, peer in self.peers.items() if peer.dialled is not None and not peer.link.open)
 
     # -- sending --
 
     def send_envelopes(self, node: bytes, envelopes: list[Envelope], now: float) -> None:
-        """Send messages to a node, in order. They wait for a connection. Those for a node that is not in the table are dropped.
+        """Send messages to a node, in order, over this or a later connection. Those for a node outside of the table are dropped.
 
         Raises TypeError, ValueError or OverflowError for what no frame can carry; then nothing is sent.
         """
@@ -270,7 +260,6 @@ class NodeTransport:
         self._look(socket)
 
     def _write(self, peer: PeerNode, frames: list[bytes], now: float) -> None:
-        """Write frames to the connection of a peer, if there is one; note when its link is due."""
         if frames:
             if peer.dialled is None:
                 if not self._write_server(peer.connection, frames):
@@ -289,33 +278,33 @@ class NodeTransport:
             self._due_at = due
 
     def _write_server(self, connection: bytes, frames: list[bytes]) -> bool:
-        """Write frames to a connection that was accepted; return False if it has ended, or takes no more."""
+        """Return False if the connection has ended or is full."""
         server = self.server
         try:
             for frame in frames:
                 _send(server, connection, DONTWAIT | SNDMORE)
                 _send(server, frame, DONTWAIT)
-        except zmq.ZMQError:  # EHOSTUNREACH: it has ended. EAGAIN: its queue is full. In both cases, the other side dials again.
+        except zmq.ZMQError:  # Ended (EHOSTUNREACH) or full (EAGAIN): the other side dials again.
             return False
         finally:
             self._look(server)
         return True
 
     def _look(self, socket: Socket) -> None:
-        """Have the next turn read from a socket if something has arrived: sending has taken the signal for it."""
+        """Read a socket in the next turn if something has arrived: sending has consumed its signal."""
         if zmq_poll([(socket, POLLIN)], 0):
             self._ready[int(socket.getsockopt(zmq.FD))] = None
 
     # -- receiving --
 
     def polled(self, ready: dict[Any, int]) -> bool:
-        """Whether ``receive`` is due, if the caller has polled ``sources``."""
+        """Whether ``receive`` is due, after the caller has polled ``sources``."""
         return bool(self._ready) or self._epoll.fileno() in ready
 
     def receive(self, now: float) -> Iterator[tuple[bytes, list[Envelope]]]:
-        """Read what has arrived, up to a limit. Yield (sender, messages) of each frame before looking for the next.
+        """Read some frames. Yield (sender, messages) of each before the next is read.
 
-        The sender is a node id, ``HEAD``, or for a node that asks to join a name to which the answer can be sent.
+        The sender is a node id, ``HEAD``, or for a joiner a name to which the answer can be sent.
         """
         for descriptor, _ in self._epoll.poll(0):
             self._ready[descriptor] = None
@@ -365,7 +354,6 @@ class NodeTransport:
             self._from_younger(self.peers[node], connection, part.bytes, now, found)
 
     def _drain(self, socket: Socket) -> None:
-        """Drop the other parts of a message that should have one."""
         while socket.getsockopt(zmq.RCVMORE):
             socket.recv(zmq.DONTWAIT)
 
@@ -373,10 +361,9 @@ class NodeTransport:
         if len(connection) == _CONNECTION_BYTES:
             self._unnumbered("joiner", JOINER + connection, frame, found)
         else:
-            self.refused["frame"] += 1  # It has chosen the name of its connection.
+            self.refused["frame"] += 1  # It has chosen its connection's name.
 
     def _unnumbered(self, kind: str, sender: bytes, frame: bytes, found: Received) -> None:
-        """Take in a frame of a connection without a link."""
         if len(frame) > JOIN_BYTES_MAX and kind == "joiner":
             self.refused["size"] += 1
             return
@@ -391,7 +378,6 @@ class NodeTransport:
             self.refused["frame"] += 1
 
     def _from_younger(self, peer: PeerNode, connection: bytes, frame: bytes, now: float, found: Received) -> None:
-        """Take in a frame of a connection that a peer has dialled."""
         if peer.dialled is not None:
             self.refused["dialled by the older"] += 1
             return
@@ -445,7 +431,7 @@ class NodeTransport:
     def _dial(self, connection: DialledConnection, peer: PeerNode | None, now: float) -> None:
         try:
             connection.dial(self._name())
-        except zmq.ZMQError as error:  # No descriptor is left, or the address is none.
+        except zmq.ZMQError as error:  # No descriptor is left, or the address is invalid.
             connection.retry(now, error.strerror)
             return
         socket, observer = connection.socket, connection.observer
@@ -470,7 +456,7 @@ class NodeTransport:
             self._due_at = min(self._due_at, connection.due)
 
     def close_dialled(self, connection: DialledConnection) -> None:
-        """Close the sockets of a connection that this node has dialled."""
+        """Close the sockets of a dialled connection."""
         socket, observer = connection.socket, connection.observer
         connection.socket = connection.observer = None
         if socket is not None:
@@ -517,7 +503,7 @@ class NodeTransport:
     # -- time --
 
     def tick(self, now: float) -> None:
-        """Dial what is due; send acknowledgements that are due."""
+        """Dial, and send acknowledgements, where due."""
         if now < self._due_at:
             return
         due = math.inf

@@ -1,11 +1,9 @@
 """Sets how many threads numeric libraries use in this process: OpenMP, OpenBLAS, MKL and torch.
 
-By default each takes all CPUs of the machine, in every worker. A library reads an environment variable when it is loaded, so the
-variables are set before user code is loaded. A library that is loaded already, by an earlier task or before this process was forked, is
-set by its own function. Values of the user who started the cluster, or of a ``runtime_env``, have precedence; ``OMP_NUM_THREADS`` counts
-for all libraries, as in the libraries themselves.
+By default each takes all CPUs, in every worker. A library reads its variables when it loads, so they are set before user code loads; a
+loaded one is set by its own function. Values of the user, or of a ``runtime_env``, come first; ``OMP_NUM_THREADS`` counts for all.
 
-A limit belongs to its process, OpenMP's to the calling thread: other threads have the value of the environment when OpenMP was loaded.
+OpenMP's limit is the calling thread's; other threads have the variable's value from when OpenMP was loaded.
 """
 
 from __future__ import annotations
@@ -18,11 +16,10 @@ from typing import NamedTuple
 
 OPENMP = "OMP_NUM_THREADS"
 VARIABLES = (OPENMP, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""The variables that libraries read when they are loaded, for the number of threads to start."""
 
 
 class _Library(NamedTuple):
-    """A library. ``parts`` occur in the names of its files, one of ``setters`` is its function; the first set of ``variables`` decides."""
+    """A library: ``parts`` of its files' names, names of its function (``setters``), ``variables`` in order of precedence."""
 
     parts: tuple[str, ...]
     setters: tuple[str, ...]
@@ -38,13 +35,12 @@ _LIBRARIES = (
 _TORCH = (OPENMP, "MKL_NUM_THREADS")
 
 _user_variables: dict[str, str] = {}
-"""The variables that the user has set."""
 _count = 1
-"""The number of threads of each library unless the user sets it."""
+"""Threads of each library unless the user sets them."""
 
 
 def begin(count: int) -> None:
-    """Limit the threads of a new process. Libraries that are loaded have one thread each; the environment is still the user's."""
+    """Limit the threads of a new process whose environment is still the user's. Loaded libraries have one thread each."""
     global _count
     names = {*VARIABLES, *(name for library in _LIBRARIES for name in library.variables)}
     _user_variables.clear()
@@ -56,7 +52,7 @@ def begin(count: int) -> None:
 
 
 def limit(count: int) -> None:
-    """Change the number of threads of libraries. Takes a millisecond or two if the number changes."""
+    """Change the number of threads. A change takes a millisecond or two."""
     global _count
     if count != _count:
         _count = count
@@ -79,12 +75,12 @@ def _set_libraries() -> None:
                 _call(path, library.setters, _wanted(library.variables))
     torch, count = sys.modules.get("torch"), _wanted(_TORCH)
     if torch is not None and count and hasattr(torch, "set_num_threads"):
-        with contextlib.suppress(RuntimeError):  # torch raises this if it is too late for a change.
+        with contextlib.suppress(RuntimeError):  # It is too late for a change.
             torch.set_num_threads(count)
 
 
 def _wanted(variables: tuple[str, ...]) -> int:
-    """Return the number that a variable sets; 0 if it is not a number, and the library is to interpret it."""
+    """Return the number that a variable sets; 0 if it is not a number: the library interprets it."""
     for name in variables:
         if name in _user_variables:
             first = _user_variables[name].partition(",")[0].strip()
@@ -93,7 +89,6 @@ def _wanted(variables: tuple[str, ...]) -> int:
 
 
 def _loaded() -> set[str]:
-    """Return the files of the shared libraries in this process."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
             lines = (line.split(maxsplit=5) for line in file)
@@ -105,7 +100,7 @@ def _loaded() -> set[str]:
 def _call(path: str, setters: tuple[str, ...], count: int) -> None:
     try:
         library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:  # Its file was replaced while it was in use.
+    except OSError:  # Its file was replaced while in use.
         return
     for name in setters:
         if count and hasattr(library, name):

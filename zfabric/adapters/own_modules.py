@@ -1,7 +1,7 @@
-"""The program's own modules: those that are installed nowhere, whose files may be edited while the program runs.
+"""The program's own modules: installed nowhere, so their files may change while the program runs.
 
-Once one of the files has changed, a program states with each function in which state of them it was exported (``stamp``). A worker
-that is given a function of another state drops its own modules (``drop``), so that the function imports them anew.
+Then a program states the files' state with each exported function (``stamp``). A worker that gets another state drops its own modules
+(``drop``), so that the function imports them anew.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _first: dict[str, tuple[int, int]] = {}
-"""The state in which this process has first seen each file."""
+"""State in which this process first saw each file."""
 _found: tuple[int, dict[str, str]] = (0, {})
-"""(number of modules, own modules) at the last look."""
+"""(number of modules, own modules) at the last search."""
 
 
 def _own() -> dict[str, str]:
-    """Return the files of the own modules that are loaded, by name."""
     global _found
     if _found[0] != len(sys.modules):
         files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name != MAIN}
@@ -41,7 +40,7 @@ def _is_own(file: Any) -> bool:
 
 
 def stamp() -> str:
-    """Return a text for the present state of the own modules' files: empty as long as none has changed since it was first seen."""
+    """Return a text for the present state of the own modules' files; empty until one changes."""
     changed = []
     for file in _own().values():
         with contextlib.suppress(OSError):
@@ -54,7 +53,7 @@ def stamp() -> str:
 
 
 def drop() -> list[str]:
-    """Forget the own modules: whoever imports one next reads its file again. Return their names."""
+    """Unload the own modules, so that the next import reads their files again. Return their names."""
     own = dict(_own())
     packages = tuple(f"{name}." for name, file in own.items() if os.path.basename(file) == "__init__.py")
     dropped = [name for name in list(sys.modules) if name in own or name.startswith(packages)]
@@ -67,7 +66,7 @@ def drop() -> list[str]:
 
 
 def _remove_outdated(file: str) -> None:
-    """Remove an outdated compiled file: Python takes it for current if the source's size and the seconds of its time are the same."""
+    """Remove an outdated compiled file: Python takes it for current if the source's size and whole seconds are the same."""
     with contextlib.suppress(OSError, NotImplementedError):
         compiled = importlib.util.cache_from_source(file)
         if os.stat(compiled).st_mtime_ns < os.stat(file).st_mtime_ns:

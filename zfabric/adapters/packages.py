@@ -1,8 +1,7 @@
-"""Packages: directories and modules as archives, which are sent to other nodes and unpacked there.
+"""Packages: directories and modules as archives, sent to other nodes and unpacked there.
 
-An archive is a zip file whose bytes depend on names, contents, executable bits and links alone, so that equal content has an equal hash.
-Links that point inside the directory are sent as links. What others point to is sent in their place, and those that point nowhere are
-left out, as are sockets, pipes and devices. Nothing is unpacked outside of its directory, whatever an archive says.
+A zip file depends on names, contents, executable bits and links alone: equal content has an equal hash. Links inside the directory stay
+links; links to the outside are replaced by their target. Dangling links, sockets, pipes and devices are left out.
 """
 
 from __future__ import annotations
@@ -24,32 +23,29 @@ from zfabric.adapters.ignore_patterns import IgnorePatterns
 from zfabric.exceptions import RuntimeEnvSetupError
 
 IGNORE_FILE = ".zfabricignore"
-"""The file in a directory that names what is not sent, in the syntax of ``.gitignore``."""
+"""The file that names what is not sent, in the syntax of ``.gitignore``."""
 ignore_files: tuple[str, ...] = (IGNORE_FILE,)
-"""The files that are read. ``as_ray`` adds those that Ray reads."""
+"""The files that are read; ``as_ray`` adds Ray's."""
 ALWAYS_IGNORED = (".git/", "__pycache__/", ".venv/", "venv/")
-"""Patterns before those of the file, which can include them again."""
+"""Patterns before the file's own, which can include them again."""
 ARCHIVES = (".whl", ".zip")
-"""Files that are archives already."""
 FILES_MAX = 200_000
-"""Most files of one package: each costs a system call on every node."""
+"""Each file costs a system call on every node."""
 DEPTH_MAX = 128
-"""Most directories of one package inside each other. Each costs a few bytes of every path below it, of which the kernel accepts 4,096."""
+"""Most nested directories: the kernel accepts paths of 4,096 bytes."""
 LARGEST_SHOWN = 5
 SHOWN_MAX = 80
-"""Most characters of a deep path that an error shows."""
 IGNORE_BYTES_MAX = 2**17
-"""Largest file of patterns: each pattern costs time for each file."""
+"""Largest file of patterns: each costs time for each file."""
 
 _ENCRYPTED = 0x1
-"""The bit of a member's flags."""
 _DAMAGED = (zipfile.BadZipFile, RuntimeError, ValueError, EOFError, OverflowError, struct.error, zlib.error, lzma.LZMAError)
-"""What ``zipfile`` raises for a damaged, encrypted or unknown archive (RuntimeError: NotImplementedError as well)."""
+"""Raised by ``zipfile`` for a damaged, encrypted or unknown archive (RuntimeError includes NotImplementedError)."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class Package(NamedTuple):
-    """An archive, its hash, and which directory of it goes on ``sys.path``: empty for the root."""
+    """An archive, its hash, and the directory in it that goes on ``sys.path``: empty for the root."""
 
     archive: bytes
     digest: str
@@ -59,8 +55,8 @@ class Package(NamedTuple):
 def pack(path: str, bytes_max: int, excludes: Iterable[str] = (), as_package: bool = False) -> Package:
     """Pack a directory, a module's file, a wheel or a zip file.
 
-    With ``as_package``, a directory with ``__init__.py`` is a package to import by its name, and else a place of modules. ``bytes_max``
-    limits the bytes of all files together. Raises RuntimeEnvSetupError if there is too much, or a file cannot be read.
+    With ``as_package``, a directory with ``__init__.py`` is imported by its name; otherwise it is a place of modules. ``bytes_max`` limits
+    the sum of file sizes. Raises RuntimeEnvSetupError beyond a limit, or if a file cannot be read.
     """
     name = os.path.basename(path.rstrip("/")) or "root"
     try:
@@ -97,14 +93,12 @@ def _whole_archive(path: str, name: str, bytes_max: int) -> Package:
 
 class _Entry(NamedTuple):
     name: str
-    """Its path in the archive, with "/" at the end of a directory's."""
+    """Path in the archive; a directory's ends with "/"."""
     path: str
     is_link: bool = False
-    """Whether it is sent as a link."""
 
 
 def _chosen(root: str, top: str, excludes: Iterable[str]) -> Iterator[_Entry]:
-    """Yield what is sent of a directory, in order of names, below the name ``top``."""
     try:
         patterns = IgnorePatterns([*ALWAYS_IGNORED, *ignore_lines(root), *excludes])
     except ValueError as error:
@@ -114,9 +108,9 @@ def _chosen(root: str, top: str, excludes: Iterable[str]) -> Iterator[_Entry]:
 
 
 def ignore_lines(directory: str) -> list[bytes]:
-    """Return the lines of a directory's files of patterns.
+    """Return the lines of a directory's pattern files.
 
-    Raises RuntimeEnvSetupError for one that is there and cannot be used: what it names would be sent.
+    Raises RuntimeEnvSetupError for an unusable one: what it excludes would be sent.
     """
     return [line for name in ignore_files for line in _lines_of(f"{directory}/{name}")]
 
@@ -131,9 +125,9 @@ def _lines_of(path: str) -> list[bytes]:
 
 
 def read_regular(path: str, bytes_max: int) -> tuple[bytes, int]:
-    """Return what a regular file has when it is opened, and its mode; nothing of files without a size, as those of ``/proc`` are.
+    """Return a regular file's content and mode. A file without a size, as in ``/proc``, is empty.
 
-    Never waits for anybody who writes it. Raises OSError, or RuntimeEnvSetupError if it is no file or too large.
+    Never waits for a writer. Raises OSError, or RuntimeEnvSetupError if it is no file or too large.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -158,7 +152,7 @@ class _Walk(NamedTuple):
     patterns: IgnorePatterns
 
     def entries(self, directory: str, relative: str, above: tuple[str, ...]) -> Iterator[_Entry]:
-        """Yield what is sent of a directory that is at ``relative`` in the archive; ``above`` are the real paths of those it is in."""
+        """Yield entries of a directory at ``relative`` in the archive; ``above`` are the real paths of its parents."""
         if len(above) >= DEPTH_MAX:
             raise RuntimeEnvSetupError(f"{_too_deep(self.root, relative)}: name it in {IGNORE_FILE}")
         real = os.path.realpath(directory)
@@ -177,7 +171,6 @@ class _Walk(NamedTuple):
                 yield _Entry(f"{self.prefix}{name}", found.path)
 
     def _stays_inside(self, link: str, relative: str) -> bool:
-        """Whether a link points into the directory, wherever that is."""
         target = os.readlink(link)
         lexical, actual = os.path.normpath(f"{relative}{target}"), os.path.realpath(link)
         if os.path.isabs(target) or lexical == ".." or lexical.startswith("../"):
@@ -186,7 +179,6 @@ class _Walk(NamedTuple):
 
 
 def _pack_entries(root: str, entries: Iterable[_Entry], bytes_max: int) -> bytes:
-    """Return the archive of these files."""
     entries = list(itertools.islice(entries, 2 * FILES_MAX))  # Links to directories with links may name endlessly many.
     if len(entries) == 2 * FILES_MAX:
         raise RuntimeEnvSetupError(
@@ -203,7 +195,7 @@ def _pack_entries(root: str, entries: Iterable[_Entry], bytes_max: int) -> bytes
 
 
 def _add(archive: zipfile.ZipFile, entry: _Entry, bytes_max: int) -> int:
-    """Add a file to an archive. Return the bytes of its content, of which there may be ``bytes_max``: it may have grown."""
+    """Add a file. Return the bytes of its content, at most ``bytes_max``: it may have grown."""
     try:
         entry.name.encode()
     except UnicodeEncodeError:
@@ -244,7 +236,7 @@ def _shown(size: int) -> str:
 
 
 def unpack(archive: bytes | memoryview, directory: str) -> None:
-    """Unpack an archive into an empty directory. Raises RuntimeEnvSetupError if it is none, or if anything of it would be outside."""
+    """Unpack into an empty directory. Raises RuntimeEnvSetupError if invalid, or if it would write outside."""
     try:
         _unpack(archive, directory)
     except _DAMAGED as error:

@@ -1,7 +1,7 @@
-"""The class of picklers for all but plain data: cloudpickle's, with what it lacks for the code of programs.
+"""The picklers for all but plain data: cloudpickle's, with what it lacks for programs' code.
 
-Functions and classes that travel by value are reduced here, not by cloudpickle: a process defines each class once (``definitions``), and
-names of ``__main__`` are bound in the reader's ``__main__`` (``namespaces``). ``finished`` must be called with what was pickled.
+A process defines each class once (``definitions``), and names of ``__main__`` are bound in the reader's ``__main__`` (``namespaces``). Pass
+what was pickled through ``finished``.
 """
 
 from __future__ import annotations
@@ -44,21 +44,19 @@ from zfabric.adapters.importable import MAIN, importable
 from zfabric.adapters.namespaces import LoadedSnapshot, Snapshot, SnapshotRow, key_of, main, namespace_of, open_snapshot, snapshot_of
 
 _FILENAME = 10
-"""The place of the file's name among the parameters of ``types.CodeType``."""
 CLASSES_MAX = 8
-"""The most classes that a definition which is retained has inside it. Classes that name each other would each have all of them."""
+"""Most classes inside a retained definition: classes that name each other would each have all."""
 DEFINITION_BYTES_MAX = 256 * 1024
-"""The largest definition of a class that is retained and sent along with each value of the class."""
+"""Largest retained definition, sent with each value of the class."""
 _GLOBAL_READS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _IDENTIFIER = re.compile(r"(?<![\w.])[^\W\d]\w*")
 _used_names: weakref.WeakKeyDictionary[types.CodeType, tuple[str, ...]] = weakref.WeakKeyDictionary()
 _dispatcher: Any = functools.singledispatch(print)
 _DISPATCH = _dispatcher.__code__
-"""The code of the functions that ``functools.singledispatch`` makes."""
 _PARAMETERS = tuple(
     getattr(typing, name) for name in ("NewType", "ParamSpec", "TypeVarTuple", "TypeVar", "TypeAliasType") if hasattr(typing, name)
 )
-"""Classes of the typing module whose instances are pickled by their name."""
+"""Classes of typing whose instances are pickled by name."""
 
 
 _AS_CLOUDPICKLE, _FUNCTION, _CLASS, _MEMBER, _PARAMETER, _ERROR, _INSTANCE, _SYMBOL = (
@@ -74,7 +72,6 @@ _AS_CLOUDPICKLE, _FUNCTION, _CLASS, _MEMBER, _PARAMETER, _ERROR, _INSTANCE, _SYM
 
 
 def _how(kind: Any) -> str:
-    """Return how to reduce instances of a class."""
     if kind is types.FunctionType:
         return _FUNCTION
     if issubclass(kind, type):
@@ -98,7 +95,7 @@ def pickler() -> Any:
     reduce_code = cloudpickle.Pickler.dispatch_table[types.CodeType]
 
     def reduce_named_code(code: types.CodeType) -> tuple[Any, ...]:
-        """Reduce code as cloudpickle does, and name its file: cloudpickle 3.1.3 leaves that out, but tracebacks and debuggers need it."""
+        """Reduce code with its file's name, which tracebacks need and cloudpickle 3.1.3 leaves out."""
         kind, parameters = reduce_code(code)
         return kind, (*parameters[:_FILENAME], "".join(code.co_filename), *parameters[_FILENAME + 1 :])
 
@@ -115,25 +112,24 @@ def pickler() -> Any:
             cloudpickle.Pickler.dispatch_table,
         )
         has_data = False
-        """Whether names of ``__main__`` in this pickle have data, which may be shared with other names."""
+        """Whether names of ``__main__`` in this pickle have data, which other names may share."""
         refers = True
-        """Whether classes are reduced to references to their definitions, where they have one."""
+        """Whether classes are reduced to references to their definitions, if they have one."""
         nonces: Callable[[], bytes] = staticmethod(functools.partial(os.urandom, 16))
-        """Makes the keys under which snapshots are pickled until their rows are known."""
+        """Makes keys under which snapshots are pickled until their rows are known."""
 
         def __init__(self, file: Any, protocol: int | None = None, buffer_callback: Any = None) -> None:
             super().__init__(file, protocol, buffer_callback)
             self.snapshots: dict[int, Snapshot] = {}
             self.definitions: dict[bytes, None] = {}
-            """What defines the classes that this pickle refers to."""
             self.classes = 0
-            """How many classes travel with this pickle by value."""
+            """Classes that travel with this pickle by value."""
             self._constants: dict[int, dict[int, tuple[type, str]]] = {}
             self._kinds: dict[int, str] = {}
-            """How to reduce instances of each class, by its ``id``: classes may forbid to be keys."""
+            """How to reduce instances, by ``id`` of the class: classes may forbid to be keys."""
 
         def reducer_override(self, thing: Any) -> Any:
-            """Reduce functions, classes, and what stands for itself; all else as cloudpickle does."""
+            """Reduce functions, classes and symbols; all else as cloudpickle does."""
             kind = type(thing)
             how = self._kinds.get(id(kind))
             if how is None:
@@ -158,7 +154,7 @@ def pickler() -> Any:
             return super().reducer_override(thing) if reduced is None else reduced
 
         def finished(self, stream: bytes) -> bytes:
-            """Return a whole pickle, given what ``dump`` has written: what the snapshots need comes first."""
+            """Return the whole pickle, with what its snapshots need before ``stream``."""
             if not self.snapshots:
                 return b"".join((*self.definitions, stream)) if self.definitions else stream
             opened = list(self.definitions)
@@ -213,7 +209,6 @@ def pickler() -> Any:
             return reduce_class(kind, snapshot, snapshot.own(kind, kind.__qualname__), values)
 
         def _reduce_instance(self, thing: Any, kind: Any) -> tuple[Any, ...] | None:
-            """Reduce an instance of a class that travels by value, if it is an attribute of that class; None otherwise."""
             constants = self._constants.get(id(kind))
             if constants is None:
                 constants = self._constants[id(kind)] = constants_of(kind)
@@ -221,13 +216,13 @@ def pickler() -> Any:
             return reduce_constant(thing, *found) if found is not None else None
 
         def _annotated(self, snapshot: Snapshot, annotations: Iterable[Any]) -> dict[str, Any]:
-            """Return the classes and types that annotations name in texts, but for those that cannot be pickled."""
+            """Return classes and types that annotations name in texts, if they can be pickled."""
             known = snapshot.space.names
             named = [name for name in _names_in(annotations) if isinstance(known.get(name), (type, *_PARAMETERS))]
             return snapshot.values(name for name in named if _can_travel(known[name]))
 
         def _reduce_parameter(self, thing: Any, kind: Any) -> tuple[Any, ...]:
-            """Reduce a ``NewType``, a ``TypeVar`` or their like of ``__main__``, which Python pickles by name."""
+            """Reduce a ``NewType``, ``TypeVar`` or their like of ``__main__``, which Python pickles by name."""
             snapshot = self._snapshot(main())
             own = snapshot.own(thing, thing.__name__)
             return _make_parameter, (snapshot, own, identities.of(thing), kind, *_parts_of_parameter(thing, kind))
@@ -236,7 +231,7 @@ def pickler() -> Any:
 
 
 class _Arrived(threading.local):
-    """Definitions that came with what this thread loads, of classes that are not here yet. Each is used within that load."""
+    """Definitions of missing classes in what this thread loads; each is used within that load."""
 
     def __init__(self) -> None:
         self.packed: dict[bytes, bytes] = {}
@@ -246,13 +241,13 @@ _arrived = _Arrived()
 
 
 def define(identity: bytes, number: int, packed: bytes) -> None:
-    """Take in the definition of a class, if it is not here in this revision. ``defined`` is asked for it next."""
+    """Record a class's definition for ``defined``, unless this revision is here."""
     if identities.lacks(identity, number):
         _arrived.packed[identity] = packed
 
 
 def defined(identity: bytes, number: int) -> Any:
-    """Return the class of this identity, and make it if it is not here yet."""
+    """Return the class of this identity; make it if it is missing."""
     packed = _arrived.packed.pop(identity, None)
     if packed is not None and identities.lacks(identity, number):
         return pickle.loads(zlib.decompress(packed))
@@ -260,8 +255,6 @@ def defined(identity: bytes, number: int) -> Any:
 
 
 class _Bounded(io.BytesIO):
-    """A file that refuses to become large."""
-
     def write(self, data: Any) -> int:
         if self.tell() + len(data) > DEFINITION_BYTES_MAX:
             raise OverflowError
@@ -269,10 +262,10 @@ class _Bounded(io.BytesIO):
 
 
 def _packed(kind: type) -> Packed:
-    """Return the definition of a class as it travels apart from its values. It is made once, and again after its code has changed.
+    """Return a class's definition apart from its values, made once and after each change of its code.
 
-    A class whose methods use data of ``__main__``, or variables of a function, shares that with what is pickled beside it, so it is a
-    part of each pickle. So is one that has data or refs of its own, a large one, and one that leads to many others.
+    Some classes are part of each pickle: ones that share data of ``__main__`` or variables of a function with what is pickled beside them,
+    have data or refs of their own, are large, or lead to many others.
     """
     identity = identities.of(kind)
     number = identities.revision_of(kind, identity)
@@ -289,7 +282,7 @@ def _packed(kind: type) -> Packed:
     try:
         made.dump(kind)
         stream = made.finished(file.getvalue())
-    except Exception:  # The pickle that the class is a part of says why.
+    except Exception:  # The pickle that the class is a part of reports why.
         pass
     else:
         if not made.has_data and made.classes <= CLASSES_MAX and not _shares(made.memo.copy().values()):
@@ -300,7 +293,7 @@ def _packed(kind: type) -> Packed:
 
 
 def _shares(parts: Iterable[tuple[int, Any]]) -> bool:
-    """Whether some part of a class may belong to others, too: data and refs, and variables of functions."""
+    """Whether parts of a class may belong to others, too: data, refs, variables of functions."""
     for _, part in parts:
         if type(part) in namespaces.without_data:
             return True
@@ -313,15 +306,14 @@ def _shares(parts: Iterable[tuple[int, Any]]) -> bool:
 
 
 def _has_data(kind: type) -> bool:
-    """Whether a class has attributes that may change."""
     attributes = [value for name, value in vars(kind).items() if not (name.startswith("_") and name.endswith("_"))]
     return any(isinstance(value, (list, dict, set, bytearray)) for value in attributes)
 
 
 def _has_variables(function: types.FunctionType) -> bool:
-    """Whether a function has a closure, other than for ``super()``, or globals that travel with it."""
+    """Whether a function has a closure, other than for ``super()``, or globals that travel."""
     if importable(function) or str(function.__globals__.get("__name__")).partition(".")[0] in sys.stdlib_module_names:
-        return False  # Methods made by the standard library have defaults and types in closures, which nobody else has.
+        return False  # Closures of the standard library's methods have defaults and types, which nobody shares.
     if namespace_of(function) is None:
         return True
     names = function.__code__.co_freevars
@@ -329,7 +321,7 @@ def _has_variables(function: types.FunctionType) -> bool:
 
 
 def _is_generated(function: types.FunctionType) -> bool:
-    """Whether ``dataclasses`` or ``attrs`` has made a function: its variables are defaults and types, which nobody else has."""
+    """Whether ``dataclasses`` or ``attrs`` made a function: nobody shares its variables."""
     code = function.__code__
     if code.co_filename == "<string>":
         return all(name.startswith(("_type_", "_dflt_", "__dataclass_")) or name in _GENERATED for name in code.co_freevars)
@@ -337,11 +329,10 @@ def _is_generated(function: types.FunctionType) -> bool:
 
 
 _GENERATED = ("MISSING", "_HAS_DEFAULT_FACTORY", "_return_type", "BUILTINS", "cls", "__class__")
-"""Variables of functions that ``dataclasses`` makes."""
 
 
 def used_names(code: types.CodeType) -> tuple[str, ...]:
-    """Return the names of globals that code uses, and the code inside it."""
+    """Return the globals that code, and code inside it, uses."""
     found = _used_names.get(code)
     if found is None:
         import dis  # Only functions that travel by value need it.
@@ -355,7 +346,7 @@ def used_names(code: types.CodeType) -> tuple[str, ...]:
 
 
 def _can_travel(value: Any) -> bool:
-    """Whether a class or a type can be pickled: those that annotations name need not be."""
+    """Whether a class or type of an annotation can be pickled; it need not be."""
     if not isinstance(value, type) or is_static(value) or importable(value):
         return True
     if _packed(value).beginning is not None:
@@ -368,7 +359,6 @@ def _can_travel(value: Any) -> bool:
 
 
 def _names_in(annotations: Iterable[Any]) -> list[str]:
-    """Return the names in annotations that are texts, or contain texts."""
     names: list[str] = []
     for each in annotations:
         if isinstance(each, str):
@@ -381,7 +371,7 @@ def _names_in(annotations: Iterable[Any]) -> list[str]:
 
 
 def _submodules(values: Iterable[Any], code: types.CodeType) -> tuple[str, ...]:
-    """Return the loaded submodules that code reaches through its modules: ``import a.b`` binds ``a`` alone."""
+    """Return loaded submodules that code reaches through its modules: ``import a.b`` binds ``a`` alone."""
     packages = [value.__name__ for value in values if isinstance(value, types.ModuleType) and hasattr(value, "__path__")]
     if not packages:
         return ()
@@ -396,13 +386,12 @@ def _submodules(values: Iterable[Any], code: types.CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def _opening(rows: tuple[SnapshotRow, ...]) -> tuple[bytes, bytes]:
-    """Return the key of a snapshot, and the beginning of a pickle that has its rows."""
     key = key_of(rows)
     return key, _call_and_drop(open_snapshot, key, rows)
 
 
 def _call_and_drop(function: Callable[..., Any], *arguments: Any) -> bytes:
-    """Return the beginning of a pickle: a call of a function, whose result is dropped. As the memo stays empty, any pickle may follow."""
+    """Return the beginning of a pickle: a call with a dropped result. It leaves the memo empty, so any pickle may follow."""
     file = io.BytesIO()
     made = pickle.Pickler(file, 5)
     made.fast = True
@@ -422,8 +411,6 @@ class _Call:
 
 
 class _Hashing:
-    """A file that hashes what is written."""
-
     def __init__(self) -> None:
         self.hash = hashlib.blake2b(digest_size=16)
 
@@ -437,13 +424,13 @@ _WITHOUT_PARTS = (str, bytes, int, float, complex, tuple, Snapshot, types.CodeTy
 
 
 def _examined(value: Any) -> tuple[bytes, dict[int, Any]]:
-    """Return a digest of a value's content, and the parts of it that may change, by ``id``."""
+    """Return a digest of a value's content, and its mutable parts by ``id``."""
     file = _Hashing()
     made = pickler()(file, protocol=5, buffer_callback=lambda buffer: file.write(buffer.raw()))
     made.nonces = functools.partial(_counted, iter(range(1 << 30)))
     try:
         made.dump(value)
-    except Exception:  # What cannot be pickled has failed already; what pickles in another way each time is new each time.
+    except Exception:  # What cannot be pickled has failed already; what pickles differently each time is new each time.
         return os.urandom(16), {}
     return file.hash.digest(), {number: thing for number, (_, thing) in made.memo.copy().items() if not isinstance(thing, _WITHOUT_PARTS)}
 
@@ -458,7 +445,7 @@ _ATTRIBUTES = ("__defaults__", "__kwdefaults__", "__annotations__", "__name__", 
 
 
 def _reduce_cell(cell: types.CellType) -> tuple[Any, ...]:
-    """Reduce a variable of a function. It is made before its content, which may be a function that has it."""
+    """Reduce a closure variable, made before its content, which may be the function itself."""
     try:
         content = cell.cell_contents
     except ValueError:  # It has none yet.
@@ -489,7 +476,7 @@ def _set_function(function: Any, state: Any) -> None:
 
 
 def _reduce_dispatcher(function: Any) -> tuple[Any, ...]:
-    """Reduce a function made by ``functools.singledispatch``: its registry is in a closure that cannot be pickled."""
+    """Reduce a ``functools.singledispatch`` function, whose registry is in an unpicklable closure."""
     implementations = dict(function.registry)
     plain = implementations.pop(object)
     return _make_dispatcher, (plain,), tuple(implementations.items()), None, None, _set_dispatcher
@@ -505,7 +492,7 @@ def _set_dispatcher(function: Any, implementations: Any) -> None:
 
 
 def _reduce_dispatching_method(method: Any) -> tuple[Any, ...]:
-    """Reduce a ``functools.singledispatchmethod``, which has a cache of weak references from Python 3.12 on."""
+    """Reduce a ``functools.singledispatchmethod``, which has weak references from Python 3.12 on."""
     return _make_dispatching_method, (method.func, method.dispatcher)
 
 

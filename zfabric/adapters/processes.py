@@ -1,8 +1,7 @@
-"""The operating system's view of processes and of the machine: identity, death, memory, limits. Linux only.
+"""Processes and the machine as the operating system sees them. Linux only.
 
-A pid names a process only until it is reaped. A child of ours has its pid until we reap it. Any other process is named by
-(pid, start ticks), and referred to by a pidfd. Limits are those of this process: its CPU affinity and its control groups (of
-both versions), not those of the hardware.
+A child has its pid until we reap it. Any other process is named by (pid, start ticks) and referred to by a pidfd. Limits are those of this
+process, by CPU affinity and control groups (both versions).
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 STACK_BYTES = 512 * 2**20
-"""Stack size of a worker's main thread in bytes: room for 1,500 tasks on top of each other. Only touched pages use memory."""
+"""Stack bytes of a worker's main thread: room for 1,500 nested tasks. Only touched pages use memory."""
 LEVEL_BYTES = 4096
-"""Stack in bytes that one level of recursion takes, as the interpreter counts levels: 400 through ``map`` or ``__init__``, 2,500 through
-the key of a sort, and at most 3,600 measured (an ``__array_ufunc__`` of numpy that calls its ufunc).
+"""Stack bytes per level of recursion as the interpreter counts levels: 400 through ``map``, 2,500 through a sort's key, at most 3,600
+measured.
 """
 THREAD_STACK_BYTES = 8 * 2**20
-"""Stack of a worker's thread in bytes where memory must not be reserved: the usual default of Linux."""
+"""Stack bytes of a worker's thread where memory must not be reserved: Linux's usual default."""
 WORKER_OOM_SCORE = 500
-"""Makes the kernel's out-of-memory killer choose workers rather than the processes that would retry their tasks."""
+"""Makes the out-of-memory killer prefer workers to the processes that would retry their tasks."""
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -51,29 +50,29 @@ def _prctl(option: int, argument: int | bytes) -> None:
 
 
 def set_name(name: str) -> None:
-    """Set the name of this process in ``ps`` and ``top`` (the first 15 bytes)."""
+    """Set this process's name in ``ps`` and ``top`` (first 15 bytes)."""
     _prctl(_PR_SET_NAME, name.encode()[:15] + b"\0")
 
 
 def become_subreaper() -> None:
-    """Make descendants whose parent has ended children of this process, from now on."""
+    """Make orphaned descendants children of this process."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process killed when ``parent`` ends; exit if it has ended. Call this once the process has its final parent."""
+    """Have this process killed when ``parent`` ends; exit if it has. Call this once the parent is final."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def thread_count() -> int:
-    """Return the number of threads of this process, including those not started by Python."""
+    """Return the number of threads, also of those not started by Python."""
     return len(os.listdir("/proc/self/task"))
 
 
 def redirect(output: str, errors: str) -> None:
-    """Make ``/dev/null`` the standard input; append standard output and error to these files, line by line."""
+    """Read ``/dev/null``; append standard output and error to files, line by line."""
     flush_output()
     for path, flags, number in (
         (os.devnull, os.O_RDONLY, 0),
@@ -89,7 +88,7 @@ def redirect(output: str, errors: str) -> None:
 
 
 FILES_WANTED = 65_536
-"""Open files that a process asks for to which strangers can connect: each connection takes one until it is refused."""
+"""Open files that a process asks for if strangers can connect: each takes one until refused."""
 
 
 def open_files_max() -> int:
@@ -99,7 +98,7 @@ def open_files_max() -> int:
 
 
 def open_more_files() -> None:
-    """Let this process open as many files as it is allowed to, within reason."""
+    """Raise this process's limit of open files, up to ``FILES_WANTED``."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, FILES_WANTED)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -107,19 +106,19 @@ def open_more_files() -> None:
 
 
 def threads_max() -> int:
-    """Return how many processes and threads this user may have; root may have any number."""
+    """Return how many processes and threads this user may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     return sys.maxsize if soft == resource.RLIM_INFINITY or not os.geteuid() else soft
 
 
 def why_no_process(error: OSError) -> str:
-    """Return the error text about a failed fork."""
+    """Explain a failed fork."""
     hint = f": this user may have {threads_max():,} processes and threads (ulimit -u)" if error.errno == errno.EAGAIN else ""
     return f"fork: {error.strerror}{hint}"
 
 
 def working_directory() -> str:
-    """Return the working directory of this process; empty if it was deleted."""
+    """Return the working directory; empty if it was deleted."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -127,13 +126,13 @@ def working_directory() -> str:
 
 
 def module_paths() -> tuple[str, ...]:
-    """Return the absolute paths where this process finds modules, without paths relative to a deleted working directory."""
+    """Return absolute import paths, without those in a deleted directory."""
     here = working_directory()
     return tuple(os.path.normpath(os.path.join(here, path)) for path in sys.path if here or os.path.isabs(path))
 
 
 def limit_worker() -> None:
-    """Set the limits of a process that runs user code: a deep stack, no core dumps, first choice of the out-of-memory killer."""
+    """Set a worker's limits: deep stack, no core dumps, first choice of the out-of-memory killer."""
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     soft = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
@@ -141,15 +140,13 @@ def limit_worker() -> None:
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write(str(WORKER_OOM_SCORE))
-    except OSError:  # Some containers forbid it. It is only a preference.
+    except OSError:  # Some containers forbid it.
         pass
 
 
 def deepen_thread_stacks(wanted: int) -> int:
-    """Give the threads that this process starts from now on stacks of ``wanted`` bytes. Return the bytes of its smallest stack.
-
-    A stack takes address space, and memory only where it is touched. Where address space is limited, or counts as memory, threads have
-    ``THREAD_STACK_BYTES``. C libraries start threads with a default of their own.
+    """Give later threads stacks of ``wanted`` bytes, or of ``THREAD_STACK_BYTES`` where address space is scarce. Return the smallest
+    stack's bytes.
     """
     counted = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY or _read("/proc/sys/vm/overcommit_memory").strip() == "2"
     size = THREAD_STACK_BYTES if counted else max(wanted, THREAD_STACK_BYTES)
@@ -160,26 +157,23 @@ def deepen_thread_stacks(wanted: int) -> int:
 
 @functools.cache
 def main_stack_room() -> int:
-    """Return how many bytes the main thread's stack can have before it meets other memory, whatever its limit.
-
-    The kernel places both at random when a program is loaded, so forked processes need not look again.
-    """
+    """Return how many bytes the main thread's stack can have before other memory. Forked processes need not look again."""
     below = 0
     for line in _read("/proc/self/maps").splitlines():
         _, _, end = line.split(maxsplit=1)[0].partition("-")
         if line.endswith("[stack]"):
             return int(end, 16) - below
         below = int(end, 16)
-    return sys.maxsize  # Its stack has no name here, as in a process that was forked from a thread.
+    return sys.maxsize  # Its stack has no name here, as after a fork from a thread.
 
 
 def run_and_exit(body: Callable[[], object]) -> NoReturn:
-    """Run ``body``, then exit this forked process without returning to the caller's frames."""
+    """Run ``body``, then exit this forked process without returning to the caller."""
     code = 1
     try:
         body()
         code = 0
-    except BaseException as error:  # The caller's frames belong to the forked process's parent and must not go on.
+    except BaseException as error:  # The caller's frames belong to the parent.
         code = _exit_code(error)
     finally:
         try:
@@ -189,17 +183,14 @@ def run_and_exit(body: Callable[[], object]) -> NoReturn:
 
 
 def exit_as_interpreter(error: BaseException | None) -> NoReturn:
-    """End this forked process as the interpreter ends: with ``error`` shown, threads joined, exit handlers run, and the usual exit code.
-
-    The frames of the caller do not go on, since they belong to the process's parent.
-    """
+    """End this forked process as the interpreter would, with ``error`` shown, threads joined and exit handlers run."""
     import atexit  # Only forked children of workers need them.
     import threading
 
     code = 1
     try:
         code = 0 if error is None else _exit_code(error)
-        with contextlib.suppress(Exception):  # The thread that forked is none of Python's.
+        with contextlib.suppress(Exception):  # Python did not start the forking thread.
             threading._shutdown()  # type: ignore[attr-defined]  # As the interpreter and ``multiprocessing`` do.
         atexit._run_exitfuncs()
         flush_output()
@@ -211,7 +202,6 @@ def exit_as_interpreter(error: BaseException | None) -> NoReturn:
 
 
 def _exit_code(error: BaseException) -> int:
-    """Show an error that ends a process, and return the exit code that the interpreter gives it."""
     if not isinstance(error, SystemExit):
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
@@ -222,7 +212,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def flush_output() -> None:
-    """Flush standard output and error. On a full disk they stay unwritten, and no error is raised."""
+    """Flush standard output and error. A full disk raises no error."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # User code may have replaced the stream by one that raises anything.
             stream.flush()
@@ -232,7 +222,7 @@ def flush_output() -> None:
 
 
 def start_ticks(pid: int) -> int:
-    """Return when a process started, in clock ticks since boot; 0 if there is none. With the pid it identifies a process."""
+    """Return a process's start in clock ticks since boot, 0 if it has ended: with the pid its identity."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
@@ -242,7 +232,7 @@ def start_ticks(pid: int) -> int:
 
 
 def open_pidfd(pid: int, started: int = 0) -> int | None:
-    """Open a pidfd of a process. None if it has ended, or did not start at ``started`` (0: any time)."""
+    """Open a pidfd; None if the process has ended, or did not start at ``started`` (0: any)."""
     try:
         descriptor = os.pidfd_open(pid)
     except (ProcessLookupError, OSError):
@@ -254,7 +244,7 @@ def open_pidfd(pid: int, started: int = 0) -> int | None:
 
 
 def wait_pidfd(descriptor: int, timeout: float) -> bool:
-    """Wait up to ``timeout`` seconds for the end of a process. Return whether it has ended."""
+    """Wait up to ``timeout`` seconds for a process's end; return whether it came."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(0.0, timeout) * 1000))
@@ -270,17 +260,17 @@ def signal_pidfd(descriptor: int, number: int) -> bool:
 
 
 def kill_group(pid: int) -> None:
-    """Send SIGKILL to an unreaped child of ours, and to the process group that it leads."""
+    """Send SIGKILL to an unreaped child of ours and its process group."""
     _signal_group(pid, signal.SIGKILL)
 
 
 def stop_group(pid: int, stopped: bool) -> None:
-    """Stop an unreaped child of ours, and the process group that it leads, or have them go on."""
+    """Stop or continue an unreaped child of ours and its process group."""
     _signal_group(pid, signal.SIGSTOP if stopped else signal.SIGCONT)
 
 
 def _signal_group(pid: int, number: int) -> None:
-    if pid <= 1:  # To the kernel, 0 is our own group and -1 is every process of this user.
+    if pid <= 1:  # To the kernel, 0 is our own group and -1 every process of this user.
         raise ValueError(f"{pid} is no child of ours")
     for kill in (os.kill, os.killpg):
         with contextlib.suppress(ProcessLookupError, PermissionError):  # It leads no group yet, or only set-uid programs are left in it.
@@ -297,7 +287,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the pid of a process, and of all that descend from it and live."""
+    """Return the pids of a process and of its living descendants."""
     found = [pid]
     for each in found:
         found += children(each)
@@ -314,36 +304,33 @@ def _parent(pid: int) -> int:
 
 
 def kill_children(timeout: float = 5.0) -> None:
-    """Kill and reap every child of this process, and processes that become its children meanwhile, until none is left."""
+    """Kill and reap every child, also later ones, until none is left."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:
         for child in children(os.getpid()):
             kill_group(child)
         try:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.001)  # The kernel does not notify us of new children; this lasts until it has killed all.
+                time.sleep(0.001)  # The kernel does not notify us of new children.
         except ChildProcessError:
             return
 
 
 def return_free_memory() -> None:
-    """Return memory of freed blocks to the system. glibc keeps what is not at the end of its heap: the room of large frames, for one."""
+    """Return freed memory to the system: glibc retains what is not at the end of its heap."""
     with contextlib.suppress(AttributeError):  # Other libraries do without.
         _libc.malloc_trim(0)
 
 
 def retain_free_memory(block: int, total: int) -> None:
-    """Have glibc retain freed blocks of up to ``block`` bytes, and up to ``total`` bytes at the end of each heap.
-
-    Else it returns them to the system, and the pages of each new block come from there.
-    """
+    """Have glibc retain freed blocks of up to ``block`` bytes, and ``total`` bytes at each heap's end, rather than return them."""
     with contextlib.suppress(AttributeError):  # as above
         _libc.mallopt(_M_MMAP_THRESHOLD, block)
         _libc.mallopt(_M_TRIM_THRESHOLD, total)
 
 
 def resident_bytes(pid: int) -> int:
-    """Return a process's own resident memory in bytes, without pages of files and of the arena; 0 if it has ended."""
+    """Return resident bytes without pages of files and the arena; 0 if the process has ended."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             fields = file.read().split()
@@ -356,7 +343,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def disk_room(path: str) -> tuple[int, int]:
-    """Bytes that are free, and bytes in all, on the disk of a path; zeros if it is gone."""
+    """Return (free bytes, all bytes) of a path's disk; zeros if it is gone."""
     try:
         found = os.statvfs(path)
     except OSError:
@@ -365,7 +352,7 @@ def disk_room(path: str) -> tuple[int, int]:
 
 
 def cpu_count() -> int:
-    """Return how many CPUs this process may use, by affinity and control groups. A part of a CPU counts as one."""
+    """Return how many CPUs this process may use; a part of a CPU counts as one."""
     count = float(len(os.sched_getaffinity(0)))
     for directory in _control_groups("cpu"):
         quota = _read(f"{directory}/cpu.max").split() or [
@@ -378,7 +365,7 @@ def cpu_count() -> int:
 
 
 def visible_gpus() -> tuple[str, ...] | None:
-    """Return the names of the GPUs in ``CUDA_VISIBLE_DEVICES``; None if it is not set, and all may be used."""
+    """Return the GPUs in ``CUDA_VISIBLE_DEVICES``; None if it is not set."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return None
@@ -387,7 +374,7 @@ def visible_gpus() -> tuple[str, ...] | None:
 
 
 def gpu_count() -> int:
-    """Return how many NVIDIA GPUs this process may use: those in ``CUDA_VISIBLE_DEVICES``, or all of the machine."""
+    """Return how many NVIDIA GPUs this process may use."""
     visible = visible_gpus()
     if visible is not None:
         return len(visible)
@@ -395,7 +382,7 @@ def gpu_count() -> int:
 
 
 def gpu_model(directory: str = "/proc/driver/nvidia/gpus") -> str:
-    """Return the model of this machine's NVIDIA GPUs, such as "A100"; empty where the driver says none, or several."""
+    """Return the NVIDIA GPU model, such as "A100"; empty if there is none, or several."""
     models = set()
     for file in glob.glob(f"{directory}/*/information"):
         with contextlib.suppress(OSError), open(file) as lines:
@@ -405,35 +392,26 @@ def gpu_model(directory: str = "/proc/driver/nvidia/gpus") -> str:
 
 
 def memory_total() -> int:
-    """Return the usable memory in bytes: that of the machine, or the least limit of this process's control groups."""
+    """Return usable memory in bytes: the machine's, or a control group's limit."""
     total = _machine_memory()["MemTotal"]
     return min([total, *(limit for limit, _ in _memory_groups())])
 
 
 def memory_available() -> int:
-    """Return how many bytes of memory can be allocated without swapping or reaching a limit.
-
-    Raises OSError if this process may open no further file: then nobody knows.
-    """
+    """Return bytes that can be allocated without swapping or reaching a limit. Raises OSError without a free descriptor."""
     memory = _machine_memory()
     available = memory.get("MemAvailable", memory["MemFree"])
     return max(0, min([available, *(limit - used for limit, used in _memory_groups())]))
 
 
 def memory_share() -> float:
-    """Return the share of the machine's memory that is in use; limits of control groups, which take long to read, do not count.
-
-    Raises OSError if this process may open no further file.
-    """
+    """Return the share of memory in use, without control groups, which are slow to read. Raises OSError without a free descriptor."""
     memory = _machine_memory()
     return 1.0 - memory.get("MemAvailable", memory["MemFree"]) / memory["MemTotal"]
 
 
 def processor_times() -> tuple[int, int]:
-    """Return how long the machine's processors have been busy, and how long they have been there, in ticks since it started.
-
-    Raises OSError if this process may open no further file.
-    """
+    """Return (busy, total) ticks of the processors since boot. Raises OSError without a free descriptor."""
     times = [int(each) for each in _read("/proc/stat").partition("\n")[0].split()[1:9]]
     idle = sum(times[3:5])  # Waiting for a disk is no work.
     return sum(times) - idle, sum(times)
@@ -445,7 +423,7 @@ def _machine_memory() -> dict[str, int]:
 
 
 def _memory_groups() -> Iterator[tuple[int, int]]:
-    """Yield (limit, used memory that cannot be dropped) of each control group of this process with a limit."""
+    """Yield (limit, used memory that cannot be dropped) of each limited control group."""
     for directory in _control_groups("memory"):
         for limit_name, used_name, cache_name in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -474,7 +452,7 @@ def _control_groups(controller: str) -> Iterator[str]:
 
 
 def _read(path: str) -> str:
-    """Return what a file of the kernel contains; nothing if there is none. Raises OSError if no descriptor is left to read it."""
+    """Return a kernel file's content, or nothing if it is missing. Raises OSError without a free descriptor."""
     try:
         with open(path) as file:
             return file.read()

@@ -1,24 +1,18 @@
 """Packs values, arguments, functions and actors' states into bytes, and loads them.
 
-A value without out-of-band buffers *is* its pickle (it starts with 0x80), so small values cost nothing beyond it. One
-with buffers (numpy arrays, large ``bytes``, anything that offers pickle protocol 5 buffers) is a frame::
+A value without out-of-band buffers *is* its pickle (it starts with 0x80). One with buffers (numpy arrays, large ``bytes``, …) is::
 
     tag (1) | padding (3) | count of buffers (u32) | length of the pickle (u64) | length of each buffer (u64 each)
     | the pickle | each buffer, at the next multiple of 64
 
-The frame is written straight into its place, and read without a copy: arrays are read-only views of the bytes. This holds
-for every size, so that a program that runs with small arrays runs with large ones. If the value contains torch's tensors,
-the tag says that the reader needs a private copy-on-write mapping (``adapters.tensors``). If the bytes are in shared memory,
-one numpy array over all of them stands between the memory and the views. It dies exactly when the last view does, and its
-finalizer releases the memory (once, in whatever thread that happens).
+It is written straight into its place and read without a copy: arrays are read-only views, at every size, so that a program behaves alike
+with small and large ones. The tag marks torch tensors, whose reader needs private memory (``adapters.tensors``). In shared memory, one
+numpy array stands between the memory and all views; its finalizer releases the memory with the last view, in any thread.
 
-If a value contains refs, their ids are in front of it (``protocol.inside``), padded to a multiple of 64, so that a restarted daemon
-which finds it in the arena retains what it contains.
+Ids of refs inside precede the value (``protocol.inside``), for a restarted daemon.
 
-Plain data (numbers, texts, small containers of them, arrays that hold no Python objects) is pickled by the C pickler
-directly. Everything else is pickled by cloudpickle, so that functions, lambdas, and classes of ``__main__`` and of modules
-registered by value always work. Refs inside a value report themselves to the ``serialize`` call of their thread
-(``note_reference``).
+The C pickler pickles plain data (numbers, texts, small containers, arrays without Python objects), cloudpickle all else. Refs report
+themselves to their thread's ``serialize`` call (``note_reference``).
 """
 
 from __future__ import annotations
@@ -67,21 +61,19 @@ __all__ = [
 ]
 
 ALIGNMENT = 64
-"""Buffers start at multiples of this many bytes: a cache line, and more than any vector instruction requires."""
+"""Alignment of buffers: a cache line, and enough for every vector instruction."""
 SCAN_MAX = 512
-"""Most elements examined before a container counts as not plain. For larger ones cloudpickle's fixed cost is small."""
+"""Most elements of a plain container; beyond, cloudpickle's fixed cost is small."""
 BUFFER_MIN = 16 * 1024
-"""``bytes`` objects of at least this length are written from their own memory, not copied into the pickle."""
+"""``bytes`` of this length are written from their own memory, not copied into the pickle."""
 
 _REGISTERED = copyreg.dispatch_table
-"""Classes for which a program has registered a serializer: its results may need cloudpickle."""
+"""Classes with a program's serializer, whose results may need cloudpickle."""
 _CONTENTS = bytes.__basicsize__ - 1
-"""The offset of the contents in a ``bytes`` object."""
 _PICKLE = 0x80
-"""The first byte of a pickle."""
 _TAG = 0x01
 OWN_MEMORY = 0x02
-"""The tag of a value whose reader may write to its bytes."""
+"""Tag of a value whose reader may write to its bytes."""
 _HEAD = struct.Struct("<B3xIQ")
 SCALARS = frozenset({int, float, str, bytes, bool, type(None), complex})
 _dumps, _loads = pickle.dumps, pickle.loads
@@ -91,14 +83,10 @@ _TRUE, _FALSE = _dumps(True, 5), _dumps(False, 5)
 
 
 class _Collecting(threading.local):
-    """State of the ``serialize`` calls in progress on this thread."""
-
     references: dict[bytes, None] | None = None
     tensors = False
-    """Whether the value contained a tensor."""
     functions: list[Any] | None = None
     kind: type | None = None
-    """The class whose instance is being loaded."""
 
 
 _collecting = _Collecting()
@@ -106,12 +94,12 @@ _LEAVES: set[type] = set()
 
 
 def register_plain(kind: type) -> None:
-    """Let the C pickler pickle instances of exactly ``kind`` (importable everywhere, with a ``__reduce__`` of plain data)."""
+    """Let the C pickler pickle instances of exactly ``kind``: importable everywhere, reduced to plain data."""
     _LEAVES.add(kind)
 
 
 def note_reference(object_id: bytes) -> bool:
-    """Record a ref that is being pickled. Return False if no ``serialize`` call is in progress: the ref leaves the fabric."""
+    """Record a pickled ref. Return False outside of ``serialize``: it leaves the fabric."""
     references = _collecting.references
     if references is None:
         return False
@@ -121,7 +109,7 @@ def note_reference(object_id: bytes) -> bool:
 
 @contextlib.contextmanager
 def trying() -> Iterator[None]:
-    """Pickle a value to test whether that works. Refs in it are not recorded."""
+    """Pickle as a test, without recording refs."""
     previous, _collecting.references = _collecting.references, {}
     try:
         yield
@@ -132,11 +120,10 @@ def trying() -> Iterator[None]:
 # --- plain or not ---------------------------------------------------------------------------------------------------------------
 
 _CLOUD, _BARE, _BUFFERED = 0, 1, 2
-"""How to pickle: by cloudpickle; by the C pickler; by the C pickler with handling of buffers and refs."""
+"""Pickle by cloudpickle; by the C pickler; likewise with buffers and refs."""
 
 
 def _scan(value: Any) -> int:
-    """Decide how to pickle ``value``, by the types of at most ``SCAN_MAX`` elements."""
     if type(value) in SCALARS:
         return _BARE
     answer, seen, stack = _BARE, 0, [value]
@@ -164,7 +151,7 @@ def _scan(value: Any) -> int:
 
 
 def _is_plain_array(value: Any, kind: type) -> bool:
-    """Whether this is a numpy array or scalar without Python objects in it, and numpy pickles it. Does not import numpy."""
+    """Does not import numpy."""
     numpy = sys.modules.get("numpy")
     if numpy is None or kind.__module__ != "numpy" or kind in _REGISTERED:
         return False
@@ -175,9 +162,9 @@ def _is_plain_array(value: Any, kind: type) -> bool:
 
 
 class SerializedValue:
-    """A serialized value: a pickle, and buffers that are written from their original memory.
+    """A pickle, and buffers to be written from their original memory.
 
-    The buffers are views of the user's memory: write them before the call that made this returns to the user.
+    The buffers are views of the user's memory: write them before the call returns to the user.
     """
 
     __slots__ = ("buffers", "contained", "head", "size", "stream", "tag")
@@ -196,7 +183,7 @@ class SerializedValue:
         self.size = size
 
     def naming_refs(self) -> SerializedValue:
-        """Put the ids of the refs inside in front, for the arena. Return this value."""
+        """Put the ids of refs inside in front, for the arena. Return this value."""
         if self.contained and not self.head:
             head = with_refs(b"", self.contained)
             self.head = head + bytes(-len(head) % ALIGNMENT)
@@ -204,7 +191,7 @@ class SerializedValue:
         return self
 
     def pieces(self) -> list[bytes | memoryview]:
-        """Return the whole value as consecutive pieces."""
+        """Return the value as consecutive pieces."""
         return [self.head, *self._body()] if self.head else self._body()
 
     def _body(self) -> list[bytes | memoryview]:
@@ -221,11 +208,11 @@ class SerializedValue:
         return pieces
 
     def to_bytes(self) -> bytes:
-        """Return the whole value as one bytes object, for inline values."""
+        """Return the value as one bytes object, for inline values."""
         return b"".join(self.pieces()) if self.buffers or self.head else self.stream
 
     def write_into(self, target: memoryview) -> None:
-        """Write the whole value at the start of ``target`` (64-byte aligned, at least ``size`` long)."""
+        """Write the value into ``target`` (64-byte aligned, at least ``size`` long)."""
         position = 0
         for piece in self.pieces():
             end = position + len(piece)
@@ -284,7 +271,7 @@ def _serialize_array(value: Any, where: str) -> SerializedValue:
 
 
 def serialize_fast(value: Any) -> bytes | None:
-    """Return ``serialize(value).to_bytes()`` for plain data without buffers and refs; None for everything else."""
+    """Return ``serialize(value).to_bytes()`` for plain data without buffers and refs, else None."""
     if value is None:
         return NONE
     kind = type(value)
@@ -296,8 +283,6 @@ def serialize_fast(value: Any) -> bytes | None:
 
 
 class _LargeBytes:
-    """Pickles ``bytes`` out-of-band, which the pickler itself never does."""
-
     def __init__(self, value: bytes) -> None:
         self.value = value
 
@@ -306,12 +291,11 @@ class _LargeBytes:
 
 
 def _pickle(value: Any, how: int, where: str) -> SerializedValue:
-    """Pickle a value with the C pickler or cloudpickle; collect its buffers and the refs inside it."""
     try:
         return serialize_blindly(value, how)
     except FabricError:
         raise
-    except (Exception, SystemExit) as error:  # __reduce__ is user code, and may call sys.exit().
+    except (Exception, SystemExit) as error:  # ``__reduce__`` is user code, and may call sys.exit().
         if _raised_by_handler(error):
             raise
         raise _cannot_pickle(value, where, error) from error
@@ -326,9 +310,8 @@ as_user: Callable[..., Any] = _call
 ARRAY_STREAMS_MAX = 256
 """Shapes of arrays for which the pickle is remembered."""
 PLAIN_MAX = 4096
-"""Longest pickle in bytes that is searched for what is not plain data."""
 _BY_NAME = b"\x93"
-"""Opcode (``STACK_GLOBAL``) of a pickle that needs more than plain data: a class or a function. Without it no user code runs."""
+"""Opcode (``STACK_GLOBAL``) for a class or a function. Without it no user code runs."""
 
 
 def serialize_blindly(value: Any, how: int = _CLOUD) -> SerializedValue:
@@ -363,7 +346,6 @@ def _dump_cloud(value: Any, note_buffer: Callable[[pickle.PickleBuffer], Any]) -
 
 @functools.cache
 def _pickler_for(tensors: bool, arrays: bool) -> Any:
-    """Return the pickler of a process that has tensors, or arrays of Arrow."""
     if not tensors and not arrays:
         return pickler()
 
@@ -378,7 +360,7 @@ def _note_tensor() -> None:
 
 
 def _raised_by_handler(error: BaseException) -> bool:
-    """Whether a signal handler raised the error. Such an error has nothing to do with the value."""
+    """Whether a signal handler raised the error, which then is no error of the value."""
     if threading.current_thread() is not threading.main_thread():
         return False
     handlers = [handler for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)]
@@ -395,7 +377,7 @@ def _cannot_pickle(value: Any, where: str, error: BaseException) -> Serializatio
 
     path = as_user(blame, value, where)
     advice = ""
-    if "through inheritance" in str(error):  # So multiprocessing says of its locks, queues and values.
+    if "through inheritance" in str(error):  # multiprocessing's error about its locks, queues and values.
         advice = "; tasks share zfabric.util.queue.Queue, an actor, or arrays by zf.put"
     return SerializationError(f"cannot pickle {path} ({type(error).__name__}: {error}){advice}", path=path)
 
@@ -403,9 +385,8 @@ def _cannot_pickle(value: Any, where: str, error: BaseException) -> Serializatio
 def deserialize(data: bytes | memoryview, owner: Callable[[], None] | None = None, copy: bool = False) -> Any:
     """Load the value that a ``SerializedValue`` wrote.
 
-    Arrays in it are read-only views of ``data``, or with ``copy`` writable copies. ``owner`` is called exactly once: when the
-    last view of ``data`` dies (in whatever thread that happens), or before this returns if there is none. Tensors are writable views
-    if ``data`` is memory that may be written to, and otherwise of a copy of it.
+    Arrays are read-only views of ``data``, or with ``copy`` writable copies. Tensors are writable views of writable ``data``, else of a
+    copy. ``owner`` is called exactly once: when the last view of ``data`` dies (in any thread), or before this returns if there is none.
     """
     first = data[0] if len(data) else _PICKLE
     if first == REFS:
@@ -424,7 +405,7 @@ def deserialize(data: bytes | memoryview, owner: Callable[[], None] | None = Non
     else:
         view = memoryview(data) if owner is not None else _aligned(data)
     if owner is not None:
-        import numpy  # Loaded already if the value has arrays; otherwise not needed before.
+        import numpy  # Loaded already if the value has arrays.
 
         base: Any = numpy.frombuffer(view, numpy.uint8)
         weakref.finalize(base, _call_owner, owner).atexit = False
@@ -445,13 +426,12 @@ def has_own_memory(data: memoryview) -> bool:
 
 
 def _body_at(data: bytes | memoryview) -> int:
-    """Where a value begins, behind the ids of the refs inside."""
     end = ids_end(data)
     return end + -end % ALIGNMENT
 
 
 def _aligned(data: bytes | memoryview) -> memoryview:
-    """Return ``data``, or a copy at a multiple of ``ALIGNMENT``: ``bytes`` only align their contents to 16."""
+    """Return ``data``, or an aligned copy: ``bytes`` align their contents to 16 only."""
     if type(data) is not bytes or (id(data) + _CONTENTS) % ALIGNMENT == 0:
         return memoryview(data)
     return _copied(data)
@@ -469,7 +449,7 @@ def loads(value: SerializedValue) -> Any:
 
 
 def deserialize_all(values: Iterable[bytes]) -> list[Any]:
-    """Deserialize many values. Small ones cost half as much together."""
+    """Deserialize many values; small ones cost half as much together."""
     loads = _loads
     try:
         return [loads(data) if data[0] == _PICKLE else deserialize(data) for data in values]
@@ -482,7 +462,7 @@ def deserialize_all(values: Iterable[bytes]) -> list[Any]:
 
 
 def _call_owner(owner: Callable[[], None]) -> None:
-    """Call ``owner``. A finalizer has no caller to raise to, and at interpreter exit the client may be partly destroyed."""
+    """A finalizer has no caller to raise to, and at interpreter exit the client may be partly destroyed."""
     try:
         owner()
     except Exception:  # As above.
@@ -490,7 +470,7 @@ def _call_owner(owner: Callable[[], None]) -> None:
 
 
 def _split(view: memoryview) -> tuple[memoryview, list[memoryview]]:
-    """Return the pickle and the buffers of a value's bytes. Raises SerializationError if they are truncated."""
+    """Return a value's pickle and buffers. Raises SerializationError if they are truncated."""
     try:
         _, count, length = _HEAD.unpack_from(view)
         lengths = struct.unpack_from(f"<{count}Q", view, _HEAD.size)
@@ -520,7 +500,7 @@ def _load(stream: bytes | memoryview, buffers: Sequence[Any], copy: bool = False
         return as_user(_loads, stream)
     except (FabricError, MemoryError):
         raise
-    except (Exception, SystemExit) as error:  # User code runs here, too (__setstate__, imports), and may call sys.exit().
+    except (Exception, SystemExit) as error:  # As in ``deserialize_all``.
         if _raised_by_handler(error):
             raise
         raise _cannot_unpickle(error) from error
@@ -535,7 +515,6 @@ def _cannot_unpickle(error: BaseException) -> SerializationError:
 
 
 def _advice(error: BaseException) -> str:
-    """Return advice for a value or a function whose module this process cannot import, and for what only children of a program share."""
     if type(error).__module__.startswith("multiprocessing") and type(error).__name__ == "AuthenticationError":
         return "; a multiprocessing.Manager admits only children of its program: let an actor have what tasks share"
     if not isinstance(error, ModuleNotFoundError) or not error.name:
@@ -548,7 +527,7 @@ def _advice(error: BaseException) -> str:
 
 
 def _copying_unpickler() -> Callable[[Any, Any], pickle.Unpickler]:
-    """Make an unpickler whose arrays are all writable, even if they were read-only when they were pickled."""
+    """Make an unpickler whose arrays are all writable, even ones that were read-only."""
     import io  # Only restored actors need these two.
 
     import numpy
@@ -568,7 +547,7 @@ def _copying_unpickler() -> Callable[[Any, Any], pickle.Unpickler]:
 
 
 def dump_instance(state: Any, kind: type, where: str) -> SerializedValue:
-    """Pack an actor's state without its class ``kind``, which the loader has. Raises SerializationError with a path from ``where``."""
+    """Pack an actor's state without its class. Raises SerializationError with a path from ``where``."""
     import io  # Only actors with checkpoints need it.
 
     file = io.BytesIO()
@@ -580,7 +559,7 @@ def dump_instance(state: Any, kind: type, where: str) -> SerializedValue:
         pickler.dump(state)
     except FabricError:
         raise
-    except (Exception, SystemExit) as error:  # __reduce__ is user code, and may call sys.exit().
+    except (Exception, SystemExit) as error:  # As in ``_pickle``.
         if _raised_by_handler(error):
             raise
         raise _cannot_pickle(state, where, error) from error
@@ -590,7 +569,7 @@ def dump_instance(state: Any, kind: type, where: str) -> SerializedValue:
 
 
 def load_instance(data: bytes, kind: type) -> Any:
-    """Load the instance that ``dump_instance`` packed. Its arrays are copies, and writable."""
+    """Load what ``dump_instance`` packed, with writable copies of arrays."""
     _collecting.kind = kind
     try:
         return _load(data, ())
@@ -599,7 +578,7 @@ def load_instance(data: bytes, kind: type) -> Any:
 
 
 def _kind() -> type:
-    """Placeholder for the class in pickled instances."""
+    """Stands for the class in pickled instances."""
     if _collecting.kind is None:
         raise SerializationError("the state of an actor is loaded by its process alone")
     return _collecting.kind
@@ -620,16 +599,16 @@ def _instance_pickler(arrays: bool) -> Any:
 
 
 class ArgumentsTooLarge(Exception):
-    """The arguments are larger than the limit given to ``dump_arguments``: some of them must become objects."""
+    """The arguments exceed the limit of ``dump_arguments``: some must become objects."""
 
 
 def dump_arguments(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], ref_type: type[Any], limit: int | None = None
 ) -> tuple[bytes, tuple[bytes, ...], tuple[bytes, ...]]:
-    """Pack a call's arguments: return (bytes, dependencies, refs inside).
+    """Pack a call's arguments: return (bytes, dependencies, refs inside). Raises ArgumentsTooLarge past ``limit``.
 
-    Arguments that are refs themselves become dependencies, each listed once; refs deeper down stay refs. No arguments are no
-    bytes; positional ones alone a tuple; anything else is the list [args, kwargs, places]. ArgumentsTooLarge past ``limit``.
+    Refs that are arguments become dependencies, each once; deeper refs stay refs. No arguments are no bytes, positional ones alone a tuple,
+    anything else the list [args, kwargs, places].
     """
     if not kwargs:
         if not args:
@@ -680,7 +659,7 @@ def _dump_whole(whole: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], li
 
 
 def load_arguments(data: bytes | memoryview, values: Sequence[Any] = (), copy: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Load the (args, kwargs) that ``dump_arguments`` packed, with the ``values`` of the dependencies, in order.
+    """Load (args, kwargs) from ``dump_arguments``, with the ``values`` of the dependencies, in order.
 
     With ``copy``, arrays among them are writable copies.
     """
@@ -708,20 +687,20 @@ Retry = bool | tuple[type[BaseException], ...]
 
 
 def dump_function(function: Callable[..., Any], retry: Retry = False, name: str = "function") -> tuple[bytes, tuple[bytes, ...]]:
-    """Pack a function for workers, with the exceptions that cause another attempt (True: all). Return the bytes, and the refs inside."""
+    """Pack a function, with the errors that cause another attempt (True: all). Return the bytes and the refs inside."""
     packed = _pickle((function, retry), _CLOUD, name)
     return packed.to_bytes(), packed.contained
 
 
 def function_identity(payload: bytes, options: tuple[tuple[Any, ...], ...]) -> bytes:
-    """Return the id of a function: a hash of its payload and options (16 bytes)."""
+    """Return a function's id: a hash of its payload and options, 16 bytes."""
     digest = hashlib.blake2b(payload, digest_size=FUNCTION_BYTES)
     digest.update(repr(options).encode())
     return digest.digest()
 
 
 def note_function(remote: Any) -> None:
-    """Record a remote function that is unpickled without an id. ``remote.adopt(function, payload, id)`` may be called next."""
+    """Record a remote function unpickled without an id; ``remote.adopt(function, payload, id)`` may follow."""
     if _collecting.functions is not None:
         _collecting.functions.append(remote)
 
@@ -729,10 +708,9 @@ def note_function(remote: Any) -> None:
 def load_function(
     payload: bytes | memoryview, function_id: bytes = b"", contained: tuple[bytes, ...] = ()
 ) -> tuple[Callable[..., Any], Callable[[BaseException], bool]]:
-    """Load what ``dump_function`` packed: the function, and a predicate for errors that cause another attempt.
+    """Load a function, and a predicate for errors that cause another attempt.
 
-    A function that calls itself remotely contains a remote function of itself, pickled before its id existed. That gets the id here, and
-    the refs inside the function.
+    A function that calls itself contains a remote function of itself, pickled before its id existed: that adopts the id and ``contained``.
     """
     found: list[Any] = []
     previous, _collecting.functions = _collecting.functions, found

@@ -1,9 +1,8 @@
-"""Local sockets: each process receives on one ROUTER, sends to each peer by one DEALER or by datagrams, and has a link to each peer.
+"""Local sockets: each process receives on one ROUTER, sends to each peer by a DEALER or datagrams, and has a link to each peer.
 
-Connections are one-way, so that any thread may send (under the owner's lock) while another waits in ``poll``. Paths are made from
-incarnations only. A small frame is sent as a datagram if no frame to the same peer is in flight through ZeroMQ, so it overtakes
-none. All others go through ZeroMQ. A frame that a full socket does not take stays in its peer's backlog, in order. An empty datagram is an
-*alert*: it wakes its receiver for a frame that is still being made.
+Connections are one-way, so any thread may send (under the owner's lock) while another waits in ``poll``. Paths are made from incarnations
+only. A small frame is a datagram unless a frame to its peer is in flight through ZeroMQ, so it overtakes none. A frame that a full socket
+refuses stays in its peer's backlog, in order. An empty datagram is an *alert*: it wakes its receiver for a frame still being made.
 """
 
 from __future__ import annotations
@@ -34,34 +33,33 @@ from zfabric.shell.process import Outgoing, batches
 clock = time.monotonic
 
 DATAGRAMS_IN_A_ROW = 16
-"""The most datagrams received before one frame of ZeroMQ."""
+"""Most datagrams received before one frame of ZeroMQ."""
 
 ALERT = b""
 """The datagram that only wakes its receiver."""
 ALERT_SECONDS = 0.0001
-"""Longest time that a process looks for the frame after an alert. A daemon takes a third of that to make it."""
+"""Longest time to look for the frame after an alert. A daemon makes it in a third of that."""
 
 POLLIN, DONTWAIT = int(zmq.POLLIN), int(zmq.DONTWAIT)
 _recv: Any = zmq.backend.Socket.recv
 _send: Any = zmq.backend.Socket.send
-"""Methods of the base class: the enumerations in those of ``zmq.Socket`` cost more than the calls."""
+"""Methods of the base class: enumerations in those of ``zmq.Socket`` cost more than the calls."""
 
 
 class Peer:
-    """One other process: its sockets, its link, and frames that wait for room."""
+    """Another process: its sockets, its link, and frames that wait for room."""
 
     __slots__ = ("admitted", "backlog", "link", "long_way", "path", "socket")
 
     def __init__(self, path: bytes, link: Link) -> None:
         self.path = path
-        """The path at which it receives datagrams."""
         self.socket: zmq.Socket[bytes] | None = None
-        """The socket for frames through ZeroMQ, opened for the first one."""
+        """Opened for the first frame through ZeroMQ."""
         self.admitted = False
-        """Whether a socket may be opened to it although it is not registered (``Transport.admits``)."""
+        """Whether it may have a socket although it is not registered (``Transport.admits``)."""
         self.link = link
         self.long_way = 0
-        """The number of the newest frame that went through ZeroMQ."""
+        """Number of the newest frame that went through ZeroMQ."""
         self.backlog: deque[bytes] = deque()
 
 
@@ -79,7 +77,7 @@ class Transport:
         self._due_at = math.inf
         """No link has anything due before this time."""
         self.admits: Callable[[bytes], bool] | None = None
-        """Whether a socket may be opened to a peer; None admits all. Sockets are few, and any process may claim to be a new peer."""
+        """Whether a peer may have a socket; None admits all. Sockets are few, and any process may claim to be a new peer."""
         self.router = context.socket(zmq.ROUTER)
         self.router.setsockopt(zmq.LINGER, 0)
         self.router.setsockopt(zmq.RCVHWM, config.high_water_mark)
@@ -89,18 +87,16 @@ class Transport:
         self.router.bind("ipc://" + self.path)
         self._datagrams = Datagrams(directory, incarnation)
         self._has_datagram = False
-        """Whether a datagram is known to have arrived."""
         self._in_a_row = 0
         self._long: list[tuple[Any, int]] = [(self.router, POLLIN)]
-        """What to poll for frames of ZeroMQ alone: that takes half the time of asking the socket for its events."""
+        """Polls ZeroMQ alone, in half the time of asking the socket for its events."""
         self.sources: list[tuple[Any, int]] = [(self._datagrams.fd, POLLIN), (self.router, POLLIN)]
-        """The sources to poll."""
         self._wake_fd = -1
         self._wait: Callable[[list[tuple[Any, int]], int], Any] = zmq_poll
-        """How ``poll`` waits: ``_look_first`` once after an alert."""
+        """How ``poll`` waits: by ``_look_first`` once after an alert."""
 
     def peer(self, incarnation: bytes) -> Peer:
-        """Return the peer with this incarnation; make it on first use."""
+        """Return the peer with this incarnation, made on first use."""
         peer = self.peers.get(incarnation)
         if peer is None:
             link = Link(self.config.link_window, self.config.link_repeat)
@@ -116,15 +112,14 @@ class Transport:
         return socket
 
     def send(self, sends: Sequence[Outgoing], now: float) -> None:
-        """Send messages, each with its sender's role: one frame to each peer, or a few if there are many rows."""
+        """Send messages, each with its sender's role: one frame per peer, or a few."""
         for incarnation, envelopes in batches(sends):
             self.send_envelopes(incarnation, envelopes, now)
 
     def send_envelopes(self, incarnation: bytes, envelopes: list[Envelope], now: float) -> None:
-        """Send these to one peer, in order, in few frames.
+        """Send messages to one peer, in order, in few frames.
 
-        Raises TypeError, ValueError or OverflowError for a message that a frame cannot carry. It is not passed to the link; all others
-        are sent.
+        A message that no frame can carry raises TypeError, ValueError or OverflowError and does not reach the link; all others are sent.
         """
         peer = self.peers.get(incarnation) or self.peer(incarnation)
         try:
@@ -145,7 +140,7 @@ class Transport:
             self._push(incarnation, peer, frame)
 
     def _send_each(self, incarnation: bytes, envelopes: list[Envelope], now: float) -> None:
-        """Send the messages one by one because some cannot be encoded; then raise the first error."""
+        """Send messages one by one, since some cannot be encoded; then raise the first error."""
         refused: Exception | None = None
         for envelope in envelopes:
             try:
@@ -156,7 +151,7 @@ class Transport:
             raise refused
 
     def alert(self, incarnation: bytes) -> None:
-        """Wake a peer, for which there probably is a frame soon, by an empty datagram: it wakes up while that frame is made."""
+        """Wake a peer with an empty datagram, ahead of a probable frame."""
         peer = self.peers.get(incarnation)
         if peer is not None:
             self._datagrams.send(peer.path, ALERT)
@@ -203,7 +198,7 @@ class Transport:
         return bool(self._congested)
 
     def tick(self, now: float) -> None:
-        """Try congested sockets again; repeat and acknowledge frames that are due."""
+        """Retry congested sockets; repeat and acknowledge frames that are due."""
         if now < self._due_at and not self._congested:
             return
         for incarnation in list(self._congested):
@@ -223,11 +218,11 @@ class Transport:
         self._due_at = min((deadline for deadline in deadlines if deadline is not None), default=math.inf)
 
     def next_deadline(self) -> float | None:
-        """Return the time at which ``tick`` is due next, if at all."""
+        """Return when ``tick`` is due next, if at all."""
         return None if self._due_at == math.inf else self._due_at
 
     def poll(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds for a frame or for ``wake``. Return whether there was one."""
+        """Wait up to ``timeout`` seconds for a frame or ``wake``. Return whether one came."""
         ready = self._wait(self.sources, max(0, int(timeout * 1000 + 0.999)))
         if not ready:
             return False
@@ -239,7 +234,7 @@ class Transport:
         return True
 
     def _look_first(self, sources: list[tuple[Any, int]], timeout: int) -> Any:
-        """Wait as ``zmq_poll``, but look for a while before this thread sleeps. Threads that have something to do go first."""
+        """Wait as ``zmq_poll``, but look for a while before sleeping. Threads with work go first."""
         self._wait = zmq_poll
         until = clock() + ALERT_SECONDS
         while timeout and clock() < until:
@@ -249,25 +244,25 @@ class Transport:
         return zmq_poll(sources, timeout)
 
     def polled(self, ready: dict[Any, int]) -> bool:
-        """Whether a frame has arrived, if the caller has polled ``sources`` itself."""
+        """Whether a frame has arrived, after the caller has polled ``sources``."""
         self._has_datagram = self._datagrams.fd in ready
         return self._has_datagram or self.router in ready
 
     def enable_wake(self) -> None:
-        """Enable ``wake`` to end ``poll``, from the next ``poll`` on."""
+        """Let ``wake`` end ``poll``, from the next ``poll`` on."""
         if self._wake_fd < 0:
             self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self.sources.append((self._wake_fd, POLLIN))
 
     def wake(self) -> None:
-        """End the ``poll`` that another thread waits in."""
+        """End another thread's ``poll``."""
         if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """Return (sender's incarnation, undecoded frame) for a frame that has arrived; None if there is none.
+        """Return (sender's incarnation, undecoded frame); None if none has arrived.
 
-        It may be a datagram only if ``poll`` or ``readable`` has just returned True.
+        Datagrams are read only after ``poll`` or ``readable`` has returned True.
         """
         if self._has_datagram and self._in_a_row < DATAGRAMS_IN_A_ROW:
             self._has_datagram = False
@@ -281,7 +276,7 @@ class Transport:
         while True:
             try:
                 sender = _recv(router, DONTWAIT)
-                # A message has a part after its sender. The part records whether another follows; querying the socket costs twice as much.
+                # A part records whether another follows; querying the socket costs twice as much.
                 part = _recv(router, DONTWAIT, False)
             except zmq.Again:
                 return None  # No message has arrived.
@@ -293,13 +288,13 @@ class Transport:
 
     @property
     def readable(self) -> bool:
-        """Whether a frame has arrived. Checking costs a third of the exception for "none"."""
+        """Whether a frame has arrived: cheaper than the exception for "none"."""
         if not self._has_datagram:
             self._has_datagram = self._datagrams.readable
         return self._has_datagram or bool(zmq_poll(self._long, 0))
 
     def receive(self, limit: int = 64) -> list[tuple[bytes, bytes]]:
-        """Return up to ``limit`` frames that have arrived, as ``take`` does."""
+        """Return up to ``limit`` frames, as ``take`` does."""
         frames: list[tuple[bytes, bytes]] = []
         while (frame := self.take()) is not None:
             frames.append(frame)
@@ -308,7 +303,7 @@ class Transport:
         return frames
 
     def accept(self, sender: bytes, frame: bytes, now: float) -> list[Envelope]:
-        """Decode a frame and pass it to its link; return the messages that can be delivered now."""
+        """Decode a frame and pass it to its link; return the messages to deliver now."""
         try:
             sequence, acknowledged, body = decode(frame)
         except MalformedFrame:
@@ -329,13 +324,13 @@ class Transport:
         return [envelope for batch in ready for envelope in batch]
 
     def _salvage(self, sender: bytes, frame: bytes, now: float) -> list[Envelope]:
-        """Return the readable messages of a frame that cannot be decoded as a whole. To the link, the frame counts as received."""
+        """Return the readable messages of an undecodable frame, which the link counts as received."""
         try:
             sequence, acknowledged, salvaged = salvage(frame)
         except MalformedFrame:
             return []
         if sender not in self.peers and not any(isinstance(message, Unread) and message.name == "Register" for _, _, message in salvaged):
-            return []  # Of an unknown peer, only a registration is answered: its process waits for that.
+            return []  # Of an unknown peer, only a registration is answered.
         peer = self.peer(sender)
         known = sequence <= peer.link.received
         delivered, answers = settle(salvaged)
@@ -346,11 +341,11 @@ class Transport:
         return [envelope for batch in ready for envelope in batch]
 
     def received_by_all(self, but: bytes) -> bool:
-        """Whether all peers but one, and but this incarnation itself, have acknowledged every frame."""
+        """Whether all peers except ``but`` and this incarnation have acknowledged every frame."""
         return all(peer.link.is_idle for incarnation, peer in self.peers.items() if incarnation not in (but, self.incarnation))
 
     def forget(self, incarnation: bytes) -> list[Envelope]:
-        """Close the socket to a dead peer. Return the messages that it had not acknowledged."""
+        """Close the socket to a dead peer. Return its unacknowledged messages."""
         peer = self.peers.pop(incarnation, None)
         self._congested.discard(incarnation)
         if peer is None:
@@ -360,7 +355,7 @@ class Transport:
         return peer.link.unacknowledged()
 
     def close(self, flush: float = 0.0) -> None:
-        """Close every socket. Frames in flight have ``flush`` seconds to be sent."""
+        """Close every socket. Frames in flight have ``flush`` seconds."""
         for peer in self.peers.values():
             if peer.socket is not None:
                 peer.socket.close(int(flush * 1000))

@@ -1,13 +1,10 @@
 """Objects on disk: spilled ones, and ones for which the arena had no room.
 
-There is one file per object, named by a number that the object store chooses. A file is written under another name, and renamed when it
-is whole *and belongs to the store*. A file that a process writes belongs to the store only once the store has taken it over, since an
-unreported file may be half of a result. If the daemon dies before that, the file does not count as an object. A header with size, id and
-checksum turns a file that was later truncated, damaged or exchanged into an error instead of wrong data. Nothing is synced: these files
-need not outlive the machine.
+Each has a file, named by a number from the object store. It is renamed once it is whole *and the store has taken it over*: otherwise it may
+be half of a result. A header with size, id and checksum turns damage into an error. Nothing is synced: files need not outlive the machine.
 
-A payload begins at 64 bytes, as in the arena. Readers map the file privately, so a reader that writes to its memory does not change
-what others read. The disk space of a deleted file is freed when the last reader has unmapped it.
+A payload begins at 64 bytes, as in the arena. Readers map a file privately, so writes stay their own; a deleted file's space is freed with
+the last mapping.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ _MAGIC = b"ZFSPILL1"
 _HEADER = struct.Struct("<8sQI20s24x")
 """magic, size, crc32 of the payload, object id"""
 _CHUNK = 2**20
-"""Bytes per step of writing or reading with a checksum, so that they stay in the processor's cache."""
+"""Bytes per step of checksumming, so that they stay in the processor's cache."""
 _OBJECT, _PARTIAL = ".object", ".partial"
 
 
@@ -43,7 +40,7 @@ class SpillFiles:
         return os.open(self._file(number, ending), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def fill(self, number: int, object_id: bytes, pieces: Iterable[bytes | memoryview]) -> None:
-        """Write an object into a file that ``SpillDirectory.make`` has made. Raises OSError if the disk is full."""
+        """Write an object into a file from ``SpillDirectory.make``. Raises OSError."""
         writer = self.begin(number)
         try:
             _fill(writer, object_id, pieces)
@@ -51,11 +48,11 @@ class SpillFiles:
             writer.close()
 
     def begin(self, number: int) -> SpillWriter:
-        """Begin to write an object, piece by piece, into a file that ``SpillDirectory.make`` has made. Raises OSError."""
+        """Begin to write an object, piece by piece. Raises OSError."""
         return SpillWriter(os.open(self._file(number, _PARTIAL), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
 
     def map(self, number: int, size: int) -> memoryview:
-        """Map the payload of a whole file privately: writes stay in this process. Raises OSError if that fails."""
+        """Map a whole file's payload privately. Raises OSError."""
         try:
             descriptor = self._open(number, _OBJECT)
         except FileNotFoundError:
@@ -72,7 +69,7 @@ class SpillFiles:
 
 
 class SpillDirectory(SpillFiles):
-    """The directory ``path`` (made if missing, for this user alone) and the objects in it. All methods may raise OSError."""
+    """The directory ``path``, for this user alone, and its objects. All methods may raise OSError."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -80,7 +77,7 @@ class SpillDirectory(SpillFiles):
         os.chmod(path, 0o700)
 
     def make(self, number: int, size: int) -> None:
-        """Make a file for an object of ``size`` bytes, with disk space allocated. After an OSError there is no file."""
+        """Make a file for ``size`` bytes, with disk space allocated. After an OSError there is no file."""
         descriptor = self._create(number)
         try:
             try:
@@ -92,11 +89,11 @@ class SpillDirectory(SpillFiles):
             raise
 
     def take_over(self, number: int) -> None:
-        """Take over a file that a process has written: a restarted daemon finds it from now on."""
+        """Take over a process's file, for a restarted daemon to find."""
         os.rename(self._file(number, _PARTIAL), self._file(number, _OBJECT))
 
     def write(self, number: int, object_id: bytes, data: bytes | memoryview) -> None:
-        """Write an object's bytes into a file. After an OSError (also of a full disk) there is no file."""
+        """Write an object into a file. After an OSError there is none."""
         descriptor = self._create(number)
         try:
             try:
@@ -113,15 +110,14 @@ class SpillDirectory(SpillFiles):
         return os.open(self._file(number, _PARTIAL), flags, 0o600)
 
     def read_into(self, number: int, object_id: bytes, target: memoryview) -> None:
-        """Read an object's bytes into ``target``, which has exactly their size. Raises OSError if they are damaged."""
+        """Read an object into ``target``, of exactly its size. Raises OSError if it is damaged."""
         self._read(number, object_id, len(target), target)
 
     def check(self, number: int, object_id: bytes, size: int) -> None:
-        """Raise OSError if the object's bytes in the file are damaged."""
+        """Raise OSError if the object is damaged."""
         self._read(number, object_id, size, None)
 
     def _read(self, number: int, object_id: bytes, size: int, target: memoryview | None) -> None:
-        """Read the whole file and compare it with its checksum."""
         descriptor = self._open(number, _OBJECT)
         try:
             header = os.read(descriptor, _HEADER.size)
@@ -145,7 +141,7 @@ class SpillDirectory(SpillFiles):
             os.close(descriptor)
 
     def remove(self, number: int) -> None:
-        """Delete a file, complete or not; harmless if there is none."""
+        """Delete a file, complete or not, if there is one."""
         for ending in (_OBJECT, _PARTIAL):
             try:
                 os.unlink(self._file(number, ending))
@@ -153,7 +149,7 @@ class SpillDirectory(SpillFiles):
                 pass
 
     def list(self) -> list[tuple[bytes, int, int]]:
-        """Return (object_id, size, number) of all files. If a file is no complete object of the store, its id is empty and its size 0."""
+        """Return (object_id, size, number) of all files; id and size are empty for incomplete ones."""
         found: list[tuple[bytes, int, int]] = []
         for name in os.listdir(self._path):
             number, dot, ending = name.partition(".")
@@ -164,7 +160,7 @@ class SpillDirectory(SpillFiles):
         return sorted(found, key=lambda row: row[2])
 
     def refs_inside(self, number: int, size: int) -> tuple[bytes, ...]:
-        """Return the ids of the objects to which the object in a file contains refs."""
+        """Return the ids of refs inside the object."""
         descriptor = self._open(number, _OBJECT)
         try:
             return read_refs(lambda count: os.pread(descriptor, count, _HEADER.size), size)
@@ -173,7 +169,7 @@ class SpillDirectory(SpillFiles):
 
 
 class SpillWriter:
-    """Writes one object into the file at ``descriptor``: its bytes in order, and the header last. All methods may raise OSError."""
+    """Writes one object: bytes in order, header last. All methods may raise OSError."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -210,7 +206,7 @@ def _write_all(descriptor: int, data: memoryview) -> None:
 
 
 def contents(path: str) -> tuple[bytes, int]:
-    """Return (object id, size) of the object in a file. The id is empty if the file's length does not match its header."""
+    """Return (object id, size) of a file; the id is empty if the file's length contradicts its header."""
     with open(path, "rb") as file:
         header = file.read(_HEADER.size)
         length = os.fstat(file.fileno()).st_size

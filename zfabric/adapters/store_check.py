@@ -1,9 +1,7 @@
-"""Checks a control store's data file for damage, before LMDB maps it.
+"""Checks a control store's data file for damage before LMDB maps it.
 
-LMDB follows the page numbers in its file without checking them against the file's end. A truncated file causes a SIGBUS, and one with
-wrong bytes gives arbitrary results. This module reads the file by system calls, page by page (LMDB 0.9's format,
-``docs/decisions/0002-lmdb-format.md``): both trees from their roots, each page once, each within the file. It checks the rows, too: a row
-that a machine cannot process would crash every daemon that reads it.
+LMDB trusts page numbers: a truncated file causes a SIGBUS. This module reads the file (LMDB 0.9's format, decision 0002) by system calls:
+both trees, each page once, each within the file; and rows, since one that a machine cannot process would crash every daemon.
 """
 
 from __future__ import annotations
@@ -38,14 +36,13 @@ _DEPTH_MAX = 32
 
 
 class _Damage(Exception):
-    """Raised where the file is not as LMDB writes it; the text describes the damage."""
+    """The file is not as LMDB writes it; the text describes the damage."""
 
 
 def find_damage(path: str, thorough: bool, rows: bool = True) -> str:
-    """Describe damage of the store's data file at ``path``. Return an empty string if there is none, or no file.
+    """Describe damage of the data file at ``path``; return an empty string if there is none, or no file.
 
-    ``thorough`` reads the whole file, and checks its rows if ``rows``. Otherwise only the first pages are read, unless the file is shorter
-    than they say.
+    ``thorough`` reads all pages, and rows if ``rows``; otherwise the first pages and the file's length are checked.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -56,7 +53,7 @@ def find_damage(path: str, thorough: bool, rows: bool = True) -> str:
         if not file.size:
             return ""
         file.read_meta()
-        # The last pages may be missing if nothing refers to them. That is no damage.
+        # Last pages to which nothing refers may be missing.
         if thorough or file.size < (file.last + 1) * file.page_size:
             for table, key, value in file.rows():
                 problem = _row_problem(table, key, value) if thorough and rows else ""
@@ -70,15 +67,13 @@ def find_damage(path: str, thorough: bool, rows: bool = True) -> str:
 
 
 class _File:
-    """The pages of one file."""
-
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.size = os.fstat(descriptor).st_size
         self.page_size = 0
         self.last = 0
         self._roots: tuple[int, int] = (_NO_PAGE, _NO_PAGE)
-        """Roots of the tree of free pages and of the tree of tables."""
+        """Roots of the trees of free pages and of tables."""
         self._seen: set[int] = set()
 
     def _read(self, offset: int, size: int) -> bytes:
@@ -88,7 +83,7 @@ class _File:
         return data
 
     def read_meta(self) -> None:
-        """Find the last transaction that was committed."""
+        """Find the last committed transaction."""
         newest = -1
         offset = 0
         for _ in range(2):
@@ -161,7 +156,7 @@ class _File:
         return data[_HEAD : _HEAD + size]
 
     def _page(self, number: int, count: int) -> bytes:
-        """Read ``count`` pages from this one. Each page may be read only once."""
+        """Read ``count`` pages. Each page may be read only once."""
         if number < 2 or number + count > self.last + 1:
             raise _Damage(f"it refers to its page {number} of {self.last + 1}")
         data = self._read(number * self.page_size, count * self.page_size)
@@ -178,7 +173,7 @@ class _File:
 
 
 def _row_problem(table: str, key: bytes, value: bytes) -> str:
-    """Describe why a daemon could not process this row; empty if it can, or if daemons do not read the table."""
+    """Describe why a daemon could not process this row; empty if it can, or never reads the table."""
     check = _CHECKS.get(table)
     if check is None:
         return ""

@@ -1,24 +1,16 @@
 """Packs exceptions in the worker that raised them, and loads them in the process that gets the value.
 
-A worker packs the exception (``pack_error``) as a pickled tuple of plain texts, with the pickled exception inside. So the
-texts can be read even if the exception cannot be loaded: its class may not be importable here, or not constructible.
-``load_error`` then builds a ``TaskError`` that is also an instance of the class that was raised. It does not call
-that class's ``__init__``, whose signature is unknown. It makes the instance with ``__new__``, and copies the state of the
-original: its attributes, and its C-level members (``errno``, ``value``).
+``pack_error`` makes a pickled tuple of texts, with the pickled exception inside: texts can be read even where the exception cannot be
+loaded. ``load_error`` builds a ``TaskError`` that is also an instance of the raised class, by ``__new__``, since ``__init__`` has an
+unknown signature, and copies the state: attributes, and C-level members (``errno``, ``value``).
 
-An exception that is too large for a message becomes an object of its own. The bytes then have the object's id and a *cut* exception, in
-which short texts replace large arguments and attributes. ``load_error`` fetches the object; if there was no room for it, or it
-is lost, it uses the cut exception. Refs inside an exception are counted like those inside a value: the bytes begin with their ids.
+An exception too large for a message becomes an object; the bytes have its id and a *cut* exception, in case the object had no room or is
+lost.
 
-A ``TaskError`` retains its original bytes and pickles as them, so it travels on unchanged. If a task raises a ``TaskError``,
-it is wrapped in another one: ``error.cause`` is then a ``TaskError`` itself. Each of them is an instance of the class that was
-raised first.
+A ``TaskError`` pickles as its original bytes. If a task raises one, another wraps it as ``error.cause``; each is an instance of the class
+that was raised first. Exceptions behind the original (``error_links``) are behind the TaskError, and behind ``error.cause``.
 
-What is behind an exception (``__cause__``, ``__context__``) is behind the TaskError, and behind ``error.cause``, too (``error_links``).
-
-``str(error)`` is ``str`` of the original in the worker, so that programs and tests find the text that they would find without a
-fabric. If the class does not allow that, the name of the class comes first. The place and the remote traceback follow as a note
-(``BaseException.add_note``), which tracebacks show.
+``str(error)`` is the original's; if the class does not allow that, its name comes first. Place and remote traceback follow as a note.
 """
 
 from __future__ import annotations
@@ -41,43 +33,38 @@ from zfabric.protocol.inside import refs_in, with_refs, without_refs
 from zfabric.protocol.messages import OK
 
 TRACEBACK_BYTES_MAX = 32 * 1024
-"""The longest remote traceback or error text, in bytes: longer than a reader needs, and small enough if a million tasks fail."""
+"""Longest remote traceback or error text: small enough if a million tasks fail."""
 ERROR_BYTES_MAX = 2**20
-"""The largest pickled exception that is sent in messages: every process whose tasks depend on the failed one receives it. A larger one
-is an object, and messages carry a cut copy.
-"""
+"""Largest pickled exception in messages, which reach every process with dependent tasks. A larger one is an object."""
 ITEMS_BYTES_MAX = (64 * 1024, 1024)
-"""Largest argument or attribute of a cut exception; the second value is used if it still is too large with the first."""
+"""Largest argument or attribute of a cut exception; the second if the first still leaves it too large."""
 
 LINKED_TEXT_MAX = 1024
-"""Characters of the text of a linked exception, which stands for one that cannot be loaded."""
 NODE_DIGITS = 8
-"""Digits of a node's id in error texts."""
 
 _PACKAGE = __file__.rpartition("/adapters/")[0] + "/"
 unfit: tuple[type[BaseException], ...] = (StopIteration, StopAsyncIteration, KeyboardInterrupt, SystemExit, GeneratorExit)
-"""Classes that a TaskError never inherits from (nor from ``asyncio.CancelledError``): Python gives them a meaning of their own.
-Raised in the reader, one would silently end its generator, coroutine or program. ``as_ray`` takes off the first two: programs of Ray
-read to the end of an iterator on another node by ``except StopIteration``.
+"""Classes that a TaskError never inherits from, nor from ``asyncio.CancelledError``: they would end the reader's generator, coroutine or
+program. ``as_ray`` takes off the first two: programs of Ray read a remote iterator up to ``except StopIteration``.
 """
 _READ_ONLY = re.compile(
     r"\b(array|destination|base|byte-swapped) is read-?only|read-?only (array|memory)|(buffer|object) is not writable"
     r"|cannot set WRITEABLE flag|contiguous, writable|it does not own its data"
 )
-"""What NumPy, pandas, Cython and memoryviews write of memory that may not be written to, or whose array may not be resized."""
+"""Said of read-only memory, or of arrays that may not be resized, by NumPy, pandas, Cython and memoryviews."""
 _WHERE_READ_ONLY = (ValueError, TypeError, BufferError)
 _HINT = (
     "Arrays and data frames that come from zfabric (arguments, and what zf.get returns) are read-only: take x = x.copy(), or have "
     "arguments arrive as writable copies: @zf.remote(copy=True); zf.get(ref, copy=True) returns one."
 )
 _CAUSES_MAX = 10
-"""Most errors that one was raised from which are looked at: pandas raises others from NumPy's."""
+"""Most causes of an error to look at: pandas raises others from NumPy's."""
 _THEIRS = (Exception, SystemExit, GeneratorExit)
-"""Errors that user code may raise while its exceptions are pickled or unpickled. Ctrl-C and interrupts of tasks are not among them."""
+"""What user code may raise while its exceptions are pickled; not Ctrl-C and interrupts of tasks."""
 
 
 class ObjectClient(Protocol):
-    """The part of this process's client that this module uses."""
+    """The client's methods that this module uses."""
 
     def put(self, value: Any, durable: bool) -> bytes:
         """Store a value; return its object id, which has one ref."""
@@ -101,7 +88,7 @@ client: Callable[[], ObjectClient | None] = _no_client
 
 
 class HeldRefs:
-    """Refs to objects, such as those that a packed error names. They are dropped with this object."""
+    """Refs to objects, dropped with this instance."""
 
     __slots__ = ("_client", "_ids")
 
@@ -113,7 +100,7 @@ class HeldRefs:
                 self._client.add_reference(each)
 
     def note(self) -> None:
-        """Note the refs inside the value that is being pickled: it contains the packed error."""
+        """Note the refs inside the value being pickled, which contains the packed error."""
         for each in self._ids:
             if not note_reference(each) and self._client is not None:
                 self._client.add_reference(each)  # It leaves the fabric, as other refs do.
@@ -122,7 +109,7 @@ class HeldRefs:
         try:
             for each in self._ids:
                 self._client.drop_reference(each)  # type: ignore[union-attr]
-        except Exception:  # There is no client, or ``__init__`` failed. A finalizer has no caller to raise to.
+        except Exception:  # No client, or ``__init__`` failed. A finalizer has no caller to raise to.
             pass
 
 
@@ -130,9 +117,8 @@ class HeldRefs:
 
 
 def pack_error(exception: BaseException, facts: Mapping[str, Any]) -> tuple[bytes, HeldRefs]:
-    """Pack an exception of any kind. Return its bytes, and the refs inside, to be retained until another process has the bytes.
-
-    ``facts`` are plain data: function, node, pid, attempt, …
+    """Pack any exception. Return its bytes, and its refs, to be retained until another process has them. ``facts`` are plain data:
+    function, node, pid, attempt, …
     """
     _hint(exception)
     contained: dict[bytes, None] = {}
@@ -156,12 +142,12 @@ def pack_error(exception: BaseException, facts: Mapping[str, Any]) -> tuple[byte
     refs = tuple(named)
     held, owner = HeldRefs(refs), client()
     if whole and owner is not None:
-        owner.drop_reference(whole)  # That which came with ``put``.
+        owner.drop_reference(whole)  # The ref that came with ``put``.
     return with_refs(payload, refs), held
 
 
 def _hint(exception: BaseException) -> None:
-    """Add a note with advice to errors whose text has none, such as numpy's for arrays that are read-only in the arena."""
+    """Add advice to errors whose text has none, such as numpy's for read-only arrays of the arena."""
     each: BaseException | None = exception
     for _ in range(_CAUSES_MAX):
         if each is None or isinstance(each, TaskError) or _HINT in getattr(each, "__notes__", ()):
@@ -174,13 +160,12 @@ def _hint(exception: BaseException) -> None:
 
 
 def _raised_class(exception: BaseException) -> type[BaseException]:
-    """Return the class that was raised first, however many TaskErrors wrap it."""
+    """Return the class that was raised first, through all TaskErrors."""
     found = vars(exception).get("_user_class") if isinstance(exception, TaskError) else None
     return found if isinstance(found, type) else type(exception)
 
 
 def _name_of(exception: BaseException) -> str:
-    """Return the name of the class that was raised first, even if the class cannot be loaded."""
     if isinstance(exception, TaskError) and "_class_name" in vars(exception):
         return str(vars(exception)["_class_name"])
     return _name_of_class(_raised_class(exception))
@@ -200,10 +185,7 @@ def _text_of(exception: BaseException) -> str:
 
 
 def _traceback_of(exception: BaseException, notes: bool) -> str:
-    """Format the traceback without the fabric's own frames at its top, cut in the middle if it is very long.
-
-    Notes of the exception are left out where they travel with it.
-    """
+    """Format the traceback without the fabric's frames at its top, with the exception's ``notes`` unless they travel with it."""
     import traceback  # Only errors need it.
 
     trace = exception.__traceback__
@@ -214,13 +196,12 @@ def _traceback_of(exception: BaseException, notes: bool) -> str:
         if not notes:
             whole.__notes__ = None
         text = "".join(whole.format())
-    except _THEIRS:  # formatting runs the user's __str__ and __repr__
+    except _THEIRS:  # Formatting runs the user's __str__ and __repr__.
         text = "".join(traceback.format_tb(trace)) + type(exception).__qualname__ + "\n"
     return _cut_text(text)
 
 
 def _cut_text(text: str, most: int = TRACEBACK_BYTES_MAX) -> str:
-    """Return ``text``, without its middle if it is very long."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -228,10 +209,9 @@ def _cut_text(text: str, most: int = TRACEBACK_BYTES_MAX) -> str:
 
 
 def _packed(exception: BaseException) -> tuple[SerializedValue | None, bytes, str]:
-    """Return (exception, object id, reason), with the exception in the best form that survives a round trip.
+    """Return (exception in the best form that survives a round trip or None, object id, reason).
 
-    The form is the exception itself, its class and state, as much of its state as possible, or None. If it was cut, the id is that of the
-    whole exception, or the reason says why there is none.
+    Forms: the exception, its class and state, a part of its state. A cut one comes with the id of the whole, or why there is none.
     """
     exception = _unwrapped(exception)
     data = _best(exception)
@@ -242,7 +222,7 @@ def _packed(exception: BaseException) -> tuple[SerializedValue | None, bytes, st
 
 
 def _unwrapped(exception: BaseException, most: int = ERROR_BYTES_MAX // 2) -> BaseException:
-    """Return the cause of a TaskError with more than ``most`` bytes: errors of a chain of tasks are nested. Else the exception itself."""
+    """Return the cause of a TaskError with more than ``most`` bytes (errors of task chains are nested), else the exception."""
     while isinstance(exception, TaskError) and len(vars(exception).get("_payload", b"")) > most:
         cause = vars(exception).get("cause")
         if not isinstance(cause, BaseException):
@@ -252,7 +232,6 @@ def _unwrapped(exception: BaseException, most: int = ERROR_BYTES_MAX // 2) -> Ba
 
 
 def _best(exception: BaseException) -> SerializedValue | None:
-    """Pickle an exception in the best form that survives a round trip; None if none does."""
     kind, arguments, state = type(exception), _arguments_of(exception), vars(exception)
     candidates: list[Callable[[], Any]] = [
         lambda: exception,
@@ -264,7 +243,6 @@ def _best(exception: BaseException) -> SerializedValue | None:
 
 
 def _best_cut(exception: BaseException, size_max: int) -> SerializedValue | None:
-    """Pickle as much of an exception as fits in ``size_max`` bytes; None if nothing does."""
     kind, arguments, state = type(exception), _arguments_of(exception), vars(exception)
     for most in ITEMS_BYTES_MAX:
         data = _first_whole([partial(_Remains, kind, _cut(arguments, most), _cut(state, most))], kind)
@@ -274,7 +252,7 @@ def _best_cut(exception: BaseException, size_max: int) -> SerializedValue | None
 
 
 def _pack_linked(contained: dict[bytes, None], exception: BaseException, size_max: int) -> error_links.Packed:
-    """Pack an exception behind another one, in at most ``size_max`` bytes. Add the refs inside to ``contained``."""
+    """Pack an exception behind another, in at most ``size_max`` bytes. Add its refs to ``contained``."""
     exception = _unwrapped(exception, size_max)
     data = _best(exception)
     if data is not None and data.size > size_max:
@@ -286,7 +264,6 @@ def _pack_linked(contained: dict[bytes, None], exception: BaseException, size_ma
 
 
 def _store(data: SerializedValue) -> tuple[bytes, str]:
-    """Store a whole exception as an object. Return (object id, ""), or (b"", reason) if that fails."""
     owner = client()
     if owner is None:
         return b"", "this process is part of no cluster"
@@ -297,7 +274,7 @@ def _store(data: SerializedValue) -> tuple[bytes, str]:
 
 
 def _first_whole(candidates: Iterable[Callable[[], Any]], kind: type[BaseException]) -> SerializedValue | None:
-    """Return the first candidate that is an exception of this class after a round trip; None if there is none."""
+    """Return the first candidate that is an exception of this class after a round trip, or None."""
     for candidate in candidates:
         try:
             data = serialize_blindly(candidate())
@@ -309,7 +286,6 @@ def _first_whole(candidates: Iterable[Callable[[], Any]], kind: type[BaseExcepti
 
 
 def _taken_apart(value: Any) -> Any:
-    """Return ``value`` (a dict or tuple) with its exceptions replaced by ones that are loaded without ``__init__``."""
     if isinstance(value, dict):
         return {name: _apart(item) for name, item in value.items()}
     return tuple(_apart(item) for item in value)
@@ -324,7 +300,6 @@ def _apart(value: Any) -> Any:
 
 
 def _cut(value: Any, most: int) -> Any:
-    """Return ``value`` (a dict or tuple) with items larger than ``most`` bytes replaced by short texts."""
     if isinstance(value, dict):
         return {name: _cut_item(item, most) for name, item in value.items()}
     return tuple(_cut_item(item, most) for item in value)
@@ -352,12 +327,11 @@ def _cut_item(value: Any, most: int) -> Any:
 
 
 GROUP_MAX = 16
-"""The most exceptions of a group that is too large as a whole; a group with more loses all of them."""
+"""Most exceptions of a too large group; a group with more loses all."""
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def _safe(value: Any) -> Any:
-    """Return ``value`` (a dict or tuple) with items that cannot be pickled replaced by their repr."""
     from zfabric.adapters.unpicklable import picklable  # Only errors that cannot be pickled need it.
 
     if isinstance(value, dict):
@@ -373,7 +347,7 @@ def _repr(value: Any) -> str:
 
 
 class _Remains:
-    """Pickles as an exception made of a class, its arguments and its attributes, without calling ``__init__``."""
+    """Pickles as an exception of a class, arguments and attributes, without calling ``__init__``."""
 
     def __init__(self, kind: type[BaseException], arguments: tuple[Any, ...], state: dict[str, Any]) -> None:
         self.parts = (kind, arguments, state)
@@ -390,7 +364,7 @@ def _assemble(kind: type[BaseException], arguments: tuple[Any, ...], state: dict
 
 
 _ARGUMENTS: Any = vars(BaseException)["args"]
-"""The descriptor of ``BaseException.args``: a subclass may have a property of that name, or forbid attributes."""
+"""A subclass may shadow the name, or forbid attributes."""
 
 
 def _arguments_of(exception: BaseException) -> tuple[Any, ...]:
@@ -408,7 +382,7 @@ def _set_arguments(exception: BaseException, arguments: tuple[Any, ...]) -> None
 def load_error(data: bytes | memoryview) -> TaskError:
     """Load the TaskError that ``pack_error`` packed, as an instance of the raised class too if possible.
 
-    If the exception is an object of its own, fetch it, and wait for it.
+    Waits for an exception that is an object of its own.
     """
     payload = bytes(data)
     name, text, traceback_text, facts, pickled, whole, why_cut, linked = pickle.loads(without_refs(payload))
@@ -421,7 +395,7 @@ def load_error(data: bytes | memoryview) -> TaskError:
     if len(text) > TRACEBACK_BYTES_MAX and cause is not None and not why_cut:
         try:
             text = str(cause)  # The packed text was cut.
-        except _THEIRS:  # A broken __str__ must not hide the error.
+        except _THEIRS:  # As above.
             pass
     error = _combined(cause)
     user_class = _raised_class(cause) if cause is not None else TaskError
@@ -449,17 +423,14 @@ def load_error(data: bytes | memoryview) -> TaskError:
 
 
 def _load_linked(packed: error_links.Packed) -> BaseException:
-    """Load an exception behind another one. If that fails, a FabricError with its class's name and its text stands for it."""
+    """Load a linked exception; a FabricError with its class's name and text stands for one that fails."""
     name, text, pickled = packed
     loaded = None if pickled is None else _loaded(pickled)
     return loaded if loaded is not None else FabricError(f"{name}: {text}" if text else name)
 
 
 def told(payload: bytes, raised: bool) -> str:
-    """Return the text about an error that the program never reads: an exception that a task has ``raised``, or a failure.
-
-    This unpickles no user data.
-    """
+    """Return the text about an unread error: one that a task has ``raised``, or a failure. Unpickles no user data."""
     if raised:
         name, text, traceback_text, facts, _, _, why_cut, _ = pickle.loads(without_refs(payload))
         return (
@@ -471,13 +442,13 @@ def told(payload: bytes, raised: bool) -> str:
 
 
 def is_cancellation(payload: bytes) -> bool:
-    """Whether an exception that a task has raised is that of a cancelled task. This unpickles no user data."""
+    """Whether an error is that of a cancelled task. Unpickles no user data."""
     name = pickle.loads(without_refs(payload))[0]
     return bool(name == _name_of_class(exceptions.TaskCancelledError))
 
 
 def _fetched(whole: bytes) -> tuple[BaseException | None, str]:
-    """Fetch an exception that is an object of its own. Return (exception, "") or (None, reason)."""
+    """Fetch an exception that is an object. Return (exception, "") or (None, reason)."""
     owner = client()
     if owner is None:
         return None, "this process is part of no cluster"
@@ -489,14 +460,14 @@ def _fetched(whole: bytes) -> tuple[BaseException | None, str]:
         if status != OK:
             return None, str(load_failure(data))
         return _exception_in(deserialize(data, release)), ""
-    except _THEIRS as error:  # It is lost, or its module does not exist here. The cut one is used.
+    except _THEIRS as error:  # Lost, or without its module here. The cut one is used.
         return None, f"{type(error).__name__}: {error}"
 
 
 def _loaded(pickled: bytes) -> BaseException | None:
     try:
         return _exception_in(deserialize(pickled))
-    except _THEIRS:  # Its module may not exist here. The texts are used.
+    except _THEIRS:  # Without its module here, the texts are used.
         return None
 
 
@@ -519,13 +490,13 @@ _CLASSES: dict[type[BaseException], type[TaskError]] = {}
 
 
 def _combined(cause: BaseException | None) -> TaskError:
-    """Make a TaskError with the class and state of ``cause``, or a plain one if they cannot be combined."""
+    """Make a TaskError with the class and state of ``cause``, or a plain one if that is impossible."""
     kind = TaskError if cause is None else _raised_class(cause)
     if cause is not None and not issubclass(kind, (TaskError, *unfit)) and not _cancels(kind):
         arguments = _arguments_of(cause)
         try:
             made = _class_for(kind)
-            # MemoryError takes its instances from a store of its own, and makes none of a subclass with several bases.
+            # MemoryError takes instances from a store of its own, and makes none of a subclass with several bases.
             maker: Any = BaseException if issubclass(kind, MemoryError) else made
             error: TaskError = maker.__new__(made, *arguments)
             _set_arguments(error, arguments)
@@ -540,7 +511,7 @@ def _combined(cause: BaseException | None) -> TaskError:
 
 
 def _cancels(kind: type[BaseException]) -> bool:
-    """Whether an event loop takes this error for the cancellation of the waiting coroutine."""
+    """Whether an event loop takes this error for a cancellation of the waiting coroutine."""
     asyncio = sys.modules.get("asyncio.exceptions")
     return asyncio is not None and issubclass(kind, asyncio.CancelledError)
 
@@ -555,14 +526,14 @@ def _class_for(kind: type[BaseException]) -> type[TaskError]:
 
 
 def _copy_state(cause: BaseException, error: BaseException, kind: type[BaseException]) -> None:
-    """Copy attributes, slots, and the members of exceptions written in C (``errno``, ``value``, ``obj``)."""
+    """Copy attributes, slots, and members of C exceptions (``errno``, ``value``, ``obj``)."""
     members = (types.MemberDescriptorType, types.GetSetDescriptorType)
     for base in kind.__mro__:
         for name, member in vars(base).items():
             if isinstance(member, members) and not name.startswith("__"):
                 try:
                     member.__set__(error, member.__get__(cause))
-                except Exception:  # It is not set, or read-only.
+                except Exception:  # Not set, or read-only.
                     continue
     vars(error).update(vars(cause))
 
@@ -571,23 +542,23 @@ _RAY_NAMES = {"function_name": "function", "pid": "pid", "traceback_str": ""}
 
 
 class _PlainTaskError(TaskError):
-    """A TaskError from a worker, with all facts. It pickles as its original bytes."""
+    """A TaskError from a worker. It pickles as its original bytes."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Do nothing: the state is copied, and the user's ``__init__`` does not run a second time."""
+        """Do nothing: the state is copied."""
 
     def __str__(self) -> str:
         text: str = vars(self)["_text"]
         name: str = vars(self)["_class_name"]
         if type(self) is not _PlainTaskError or vars(self)["cause"] is None or name == _OWN_NAME:
             return text
-        return f"{name}: {text}" if text else name  # "2" alone would not show that the task has called sys.exit(2).
+        return f"{name}: {text}" if text else name  # "2" alone would not show that the task called sys.exit(2).
 
     def __repr__(self) -> str:
         return f"{type(self).__qualname__}({str(self)!r})"
 
     def __getattr__(self, name: str) -> Any:
-        """Return a fact under Ray's name for it, if the class that was raised has no such attribute."""
+        """Return a fact under Ray's name for it, if the raised class has no such attribute."""
         if name in _RAY_NAMES and "facts" in vars(self):
             return vars(self)["traceback_text"] if name == "traceback_str" else vars(self)["facts"].get(_RAY_NAMES[name])
         inherited = getattr(super(), "__getattr__", None)
@@ -615,7 +586,7 @@ _PlainTaskError.__module__ = TaskError.__module__
 
 
 def load_failure(payload: bytes | memoryview) -> FabricError:
-    """Load the exception for a failure of the fabric (``protocol.failures``). An unknown kind is a plain FabricError."""
+    """Load the exception for a ``protocol.failures`` kind; a FabricError for an unknown one."""
     kind, text, facts = unpack_failure(bytes(payload))
     found: Any = getattr(exceptions, kind, None)
     is_known = isinstance(found, type) and issubclass(found, FabricError)

@@ -1,8 +1,7 @@
-"""Tensors of torch on the CPU: written without a copy, and read in place, in private memory of the reader.
+"""Torch's CPU tensors: written without a copy, and read in place in private memory of the reader.
 
-torch has no read-only tensors, and a write through a read-only mapping ends the process. So a value with tensors is marked, and its
-reader maps it privately: a write copies its page at that moment, and the stored value stays as it is. All else about a tensor (views,
-gradients, parameters, names) is torch's own pickling; only the storage, which has the numbers, is a buffer here.
+A write through a read-only mapping would end the process, and torch has no read-only tensors. So a value with tensors is marked and mapped
+privately: a write copies its page. Only the storage is a buffer; all else is torch's own pickling.
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ from collections.abc import Callable
 from typing import Any
 
 SHARE_LEAST = 0.5
-"""A tensor that uses a smaller part of its storage than this is pickled without the rest, which may be much larger."""
+"""A tensor that uses less than this part of its storage is pickled without the rest."""
 
 Reducer = Callable[[Any], Any]
 
 
 def tensor_types() -> tuple[type[Any], ...]:
-    """Return the types that have a reducer here; none unless torch is loaded."""
+    """Return the types that have a reducer; none unless torch is loaded."""
     torch: Any = sys.modules.get("torch")
     storage = getattr(getattr(torch, "storage", None), "TypedStorage", None)
     return (torch.Tensor, storage) if storage is not None and hasattr(torch, "frombuffer") else ()
 
 
 def reducers(note: Callable[[], None]) -> dict[type[Any], Reducer]:
-    """Return the reducers of tensors and storages, by type. ``note`` is called for each storage that becomes a buffer."""
+    """Return reducers of tensors and storages, by type. ``note`` is called for each storage that becomes a buffer."""
 
     def reduce_storage(storage: Any) -> Any:
-        untyped = storage._untyped_storage  # As torch's own pickling does: the public attribute warns.
+        untyped = storage._untyped_storage  # As torch's pickling does: the public attribute warns.
         if untyped.device.type != "cpu":
             return storage.__reduce_ex__(5)
         note()
@@ -51,7 +50,7 @@ def _reduce_tensor(tensor: Any) -> Any:
 
 
 def _memory(untyped: Any) -> Any:
-    """Return the bytes of a storage, which lives as long as they are used."""
+    """The bytes keep their storage alive."""
     if not untyped.nbytes():
         return b""
     memory: Any = (ctypes.c_ubyte * untyped.nbytes()).from_address(untyped.data_ptr())
@@ -60,7 +59,7 @@ def _memory(untyped: Any) -> Any:
 
 
 def _storage(buffer: Any, dtype: Any) -> Any:
-    """Make a storage on the memory of ``buffer``, which is writable although the buffer is marked read-only (see ``deserialize``)."""
+    """Make a storage on ``buffer``, whose memory is writable although it is marked read-only (see ``deserialize``)."""
     import numpy  # Loaded with torch.
 
     torch: Any = importlib.import_module("torch")

@@ -1,7 +1,6 @@
-"""Finds what cannot be pickled: the path from a value to the part that is to blame.
+"""Finds what cannot be pickled: the path from a value to the part to blame.
 
-It runs only after pickling has failed, so it may be slow, but it is bounded. It tries to pickle the children of the value that failed,
-goes into the first that fails too, and stops if none does, or after a bounded number of attempts.
+It pickles the value's children, goes into the first that fails too, and stops where none does, or at a bound.
 """
 
 from __future__ import annotations
@@ -14,14 +13,10 @@ from zfabric.adapters.importable import importable
 from zfabric.adapters.pickler import pickler
 
 DEPTH_MAX = 24
-"""The most levels that the search descends; for deeper structures it returns the path so far."""
 TRIES_MAX = 2_000
-"""The most values that the search tries to pickle before it returns the path so far."""
 
 
 class _Sink:
-    """A file that discards its contents: only whether pickling succeeds matters."""
-
     def write(self, data: Any) -> int:
         return len(data)
 
@@ -36,7 +31,7 @@ def picklable(value: Any) -> bool:
 
 
 def blame(value: Any, root: str) -> str:
-    """Return the path from ``root`` (a readable name of ``value``) to the part that cannot be pickled, and that part's type.
+    """Return the path from ``root`` (a name of ``value``) to the part that cannot be pickled, and that part's type.
 
     >>> import threading
     >>> blame({"lock": threading.Lock()}, "args[1].config")
@@ -73,7 +68,7 @@ def _type_name(value: Any) -> str:
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of ``value`` that pickling would enter, each with its step of the path."""
+    """Yield the parts that pickling would enter, each with its step of the path."""
     kind = type(value)
     if isinstance(value, dict):
         yield from ((f"[{_short(key)}]", child) for key, child in list(value.items()))
@@ -107,12 +102,12 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _captured(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that a function captures: its closure, the globals it uses, its defaults."""
+    """Yield what a function captures: closure, used globals, defaults."""
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=False):
         try:
             yield f".<closure {name}>", cell.cell_contents
-        except ValueError:  # The variable has no value yet.
+        except ValueError:  # It has no value yet.
             continue
     codes, used = [function.__code__], []
     while codes:

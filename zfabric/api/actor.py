@@ -1,7 +1,7 @@
 """Actors: the result of ``@zf.remote`` on a class, and the handles of its instances.
 
-A task creates an actor. A handle is a ref to that task's value, with the methods' names: it is counted, pickled and passed on like a ref.
-Its methods are described in ``methods``.
+A task creates an actor. A handle is a ref to that task's value, with the methods' names (see ``methods``): it is counted, pickled and
+passed on like a ref.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _FAREWELLS = ("__ray_shutdown__", "__exit__", "__del__")
 _LOOKED_UP = frozenset({"_signature", "_blueprint", "_export", "__name__", "__qualname__", "__wrapped__"})
 """Attributes of a remote class that are computed when the class is inspected."""
 _OWN = _LOOKED_UP | {"_kind", "_options"}
-"""Attributes of a remote class that do not belong to the wrapped class."""
+"""Attributes of a remote class that are not the wrapped class's."""
 
 
 def _is_static(kind: type, name: str) -> bool:
@@ -105,16 +105,14 @@ class ActorClass(Generic[Parameters, Instance_co]):
     >>> zf.get([counter.add.remote(), counter.add.remote(5)])
     [11, 16]
 
-    With ``checkpoint_every=N`` (and ``max_restarts``) an actor survives its process. Its calls are logged before their results leave, and
-    after N calls a checkpoint is taken: the pickled actor, or what its ``__zf_save__(self)`` returns. A restart makes an instance without
-    ``__init__`` from the last checkpoint (by ``__zf_load__(self, state)``, if there is one), and runs the calls after it again, one by one.
-    Callers notice nothing. With 0 there are no checkpoints: a restart runs ``__init__`` and all calls again.
+    With ``checkpoint_every=N`` (and ``max_restarts``) an actor survives its process, unnoticed by callers. Calls are logged before their
+    results leave; after N calls a checkpoint is taken: the pickled actor, or what its ``__zf_save__(self)`` returns. A restart loads it
+    without ``__init__`` (by ``__zf_load__(self, state)``, if there is one), and runs later calls again, one by one. With 0 there are no
+    checkpoints: ``__init__`` and all calls run again.
 
-    Calls that run at the same time have no order in which they could run again. So an actor with ``max_concurrency`` above 1, concurrency
-    groups or ``async def`` methods is not logged. Its checkpoint is taken once N calls have ended and none runs; new calls are held back
-    meanwhile, for the setting ``quiesce_seconds`` at most. A restart goes on from the checkpoint. The effects of calls that ended after it
-    are lost; a warning, and ``zf.explain``, say how many they were. ``readonly`` methods are not waited for: mark those that never end, and
-    change nothing.
+    Concurrent calls have no order to run again in. So with ``max_concurrency`` above 1, concurrency groups or ``async def`` methods there
+    is no log, and effects of calls after the checkpoint are lost; a warning, and ``zf.explain``, say of how many. The checkpoint is taken
+    once N calls have ended and none runs, ``readonly`` ones apart; new calls are held back for the setting ``quiesce_seconds`` at most.
 
     >>> lasting = zf.remote(max_restarts=-1, checkpoint_every=100)(Counter._kind).remote()
     >>> zf.get(lasting.add.remote(7))
@@ -205,7 +203,7 @@ class ActorClass(Generic[Parameters, Instance_co]):
         return _of_instances(kind, found) if isinstance(found, FunctionType) and not _is_static(kind, name) else found
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute of the wrapped class: its methods, and actors created afterwards, see the new value."""
+        """Set an attribute of the wrapped class, for its methods and later actors."""
         if name in _OWN or (name.startswith("__") and name.endswith("__")):
             object.__setattr__(self, name, value)
         else:
@@ -217,7 +215,7 @@ class ActorClass(Generic[Parameters, Instance_co]):
         self._forget()
 
     def _forget(self) -> None:
-        """Discard what was derived from the class: it has changed, and is inspected and exported again for new actors."""
+        """Discard what was derived from the class, which has changed."""
         for name in ("_export", "_blueprint", "_signature"):
             vars(self).pop(name, None)
 
@@ -225,16 +223,13 @@ class ActorClass(Generic[Parameters, Instance_co]):
         return sorted({*super().__dir__(), *dir(self._kind)})
 
     def options(self, **options: Any) -> ActorClass[Parameters, Instance_co]:
-        """Return the same class with other ``options`` for the actors created through it; None resets one to its default.
-
-        Raises OptionError for an unknown option or an invalid value.
-        """
+        """Return the same class with other ``options`` for actors created through it; None resets one. Raises OptionError."""
         wanted = checked_actor(options)
         merged = {**self._options, **wanted}
         if not NAMING.issuperset(wanted):
             return ActorClass(self._kind, merged)
         export = self._export
-        named = ActorClass.__new__(type(self))  # The wrapped class is the same, and so it is inspected and pickled once.
+        named = ActorClass.__new__(type(self))  # The wrapped class is inspected and pickled once.
         vars(named).update(vars(self), _options=merged, _export=export)
         return named
 
@@ -249,11 +244,9 @@ class ActorClass(Generic[Parameters, Instance_co]):
     def remote(self, /, *args: Any, **kwargs: Any) -> ActorHandle:
         """Create an actor; return its handle at once, while ``__init__`` runs in the actor's process.
 
-        A detached actor of a cluster of several nodes has its home on the head: its handle is returned once the head knows it.
-
-        Arguments that are refs arrive as their values. Raises TypeError if the arguments do not fit ``__init__``, and ActorNameTakenError
-        if another living actor has the name. If ``__init__`` raises an error, every call raises ActorDiedError with that error as its
-        cause.
+        Arguments that are refs arrive as their values. A detached actor's handle is returned once the head knows it. Raises TypeError if
+        the arguments do not fit, and ActorNameTakenError if a living actor has the name. If ``__init__`` fails, every call raises
+        ActorDiedError with its error as cause.
         """
         client = connected()
         self._check_groups()
@@ -276,7 +269,7 @@ class ActorClass(Generic[Parameters, Instance_co]):
         else:
             actor = client.submit(self._export.function_id, arguments, dependencies, options, 1)
         made = ActorHandle(ObjectRef(actor, client), self._blueprint)
-        taken = self._taken(client, made)  # Another process may have requested the name at the same time: the first one gets it.
+        taken = self._taken(client, made)  # Another process may have requested the name, too: the first one gets it.
         if taken is not None:
             client.get([actor], None)  # Its failure is known, and is not to be shown.
         return taken or made
@@ -289,10 +282,7 @@ class ActorClass(Generic[Parameters, Instance_co]):
             group_in(option(each.options, "concurrency_group"), blueprint.groups, whose)
 
     def _taken(self, client: ClientInterface, made: ActorHandle | None) -> ActorHandle | None:
-        """Return another living actor with this actor's name.
-
-        Raises ActorNameTakenError unless ``get_if_exists`` is set.
-        """
+        """Return another living actor with this name. Raises ActorNameTakenError unless ``get_if_exists`` is set."""
         name = self._options.get("name")
         if name is None and self._options.get("get_if_exists"):
             raise OptionError("get_if_exists=True needs a name to look for: .options(name=...)")
@@ -308,7 +298,7 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
     __slots__ = ("_blueprint", "_id", "_method", "_options", "_ref", "_returns", "_terms")
 
     def __init__(self, ref: ObjectRef, blueprint: Blueprint, terms: Terms, known: Method, options: Pairs) -> None:
-        self._ref = ref  # Not its handle, which references this method: the cycle would live until a garbage collection.
+        self._ref = ref  # Not its handle: the cycle would live until a garbage collection.
         self._id = ref.binary()[:TASK_BYTES]
         self._blueprint = blueprint
         self._terms = terms
@@ -357,12 +347,11 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         return ActorMethod(self._ref, blueprint, self._terms, self._method, pairs)
 
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the method; return its ref at once.
+        """Call the method; return its ref at once: a list of refs for ``num_returns`` above 1, None for 0, a generator of refs for
+        "streaming".
 
-        Returns a list of refs for ``num_returns`` above 1, None for 0, and a generator of refs for "streaming".
-
-        Calls of one caller (the program, a task, a method of another actor) run in submission order, separately for each concurrency group.
-        In threaded and ``async def`` actors, each begins as soon as its arguments exist. Raises TypeError if the arguments do not fit.
+        Calls of one caller (the program, a task, a method) run in submission order, separately for each concurrency group; in threaded and
+        ``async def`` actors, each as soon as its arguments exist. Raises TypeError if the arguments do not fit.
         """
         known, ref, returns = self._method, self._ref, self._returns
         client = interface._current
@@ -387,7 +376,7 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         return result if ahead is None else ObjectRefGenerator(result, ahead or client.config.stream_buffered)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise TypeError if the arguments do not fit. (This test is exact; the caller's is only a quick one.)"""
+        """This test is exact; the caller's is only a quick one."""
         known = self._method
         if known.signature == "(...)":
             return
@@ -402,10 +391,9 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
 class ActorHandle(Generic[Instance_co]):
     """A handle to an actor: its methods are attributes, each with ``.remote(...)``. Made by ``remote`` of its class.
 
-    An actor ends when its last handle is released, in whatever process, and all calls have run; and at the latest with its program, unless
-    it is detached. Handles from ``get_actor`` and ``current_actor`` are weak and do not count. At such an end, ``__ray_shutdown__``,
-    ``__exit__`` and ``__del__`` run if the class has them; they do not run if the actor is killed. ``dir(handle)`` lists the methods;
-    ``help(handle.method)`` shows the parameters of one.
+    An actor ends when its last handle is released and all calls have run, and with its program unless detached. Then ``__ray_shutdown__``,
+    ``__exit__`` and ``__del__`` run; not if it is killed. Handles from ``get_actor`` and ``current_actor`` are weak and do not count.
+    ``dir(handle)`` lists the methods; ``help(handle.method)`` shows parameters.
 
     >>> import zfabric as zf
     >>> @zf.remote
@@ -433,7 +421,7 @@ class ActorHandle(Generic[Instance_co]):
 
     @property
     def _actor_id(self) -> bytes:
-        """The actor's id; ``repr`` of the handle has the form that the command line shows and accepts."""
+        """The actor's id; ``repr`` of the handle has the form of the command line."""
         return self._id
 
     def __getattr__(self, name: str) -> ActorMethod:
@@ -443,7 +431,7 @@ class ActorHandle(Generic[Instance_co]):
             class_name = self._blueprint.class_name if "_blueprint" in self.__dict__ else "the actor"
             raise AttributeError(f"{class_name} has no method {name!r}{near(name, known)}", name=name, obj=self)
         bound = self.__dict__[name] = ActorMethod(self._ref, self._blueprint, self._terms, found, found.options)
-        return bound  # From now on this is an ordinary attribute, and ``__getattr__`` is not called for it.
+        return bound  # From now on an ordinary attribute, past ``__getattr__``.
 
     if not TYPE_CHECKING:
 
@@ -451,7 +439,7 @@ class ActorHandle(Generic[Instance_co]):
             return GenericAlias(cls, item)
 
         def __setattr__(self, name: str, value: Any) -> None:
-            """Raise an error: the actor is in another process, where this would have no effect."""
+            """Raise an error: this would have no effect on the actor's process."""
             if not name.startswith("_") and "_blueprint" in vars(self):
                 kind = vars(self)["_blueprint"].class_name
                 text = f"a handle has no attributes of its actor: give {kind} a method that sets {name!r}, and call that with .remote(...)"
@@ -465,7 +453,6 @@ class ActorHandle(Generic[Instance_co]):
         return f"ActorHandle({self._blueprint.class_name}, {short(self._id)})"
 
     def _repr_html_(self) -> str | None:
-        """Show the state of the actor in a notebook."""
         from zfabric.api.explanations import html_of  # Only notebooks need it.
 
         return html_of(self, self._connect, self._id)
@@ -481,9 +468,7 @@ class ActorHandle(Generic[Instance_co]):
 
 
 def typed(handle: ActorHandle[R]) -> R:
-    """Return the same handle, typed as an instance of its class: methods marked ``@zf.method`` have a typed ``remote``.
-
-    Types cannot add ``remote`` to all methods of a class at once; without this, a handle's methods are ``Any``.
+    """Return ``handle``, typed as an instance of its class: methods marked ``@zf.method`` have a typed ``remote``, others are ``Any``.
 
     >>> import zfabric as zf
     >>> @zf.remote
@@ -506,7 +491,7 @@ def _handle(ref: ObjectRef, blueprint: tuple[Any, ...]) -> ActorHandle:
 
 
 def _bound(ref: ObjectRef, blueprint: tuple[Any, ...], known: tuple[Any, ...], options: Pairs) -> ActorMethod:
-    """Restore a method of an actor that was copied or unpickled."""
+    """Restore a copied or unpickled method."""
     handle = _handle(ref, blueprint)
     return ActorMethod(ref, handle._blueprint, handle._terms, Method(*known), options)
 
@@ -520,7 +505,7 @@ def _find(client: ClientInterface, name: str, namespace: str | None, weak: bool)
 
 
 def handle_of(actor_id: bytes, blueprint: bytes, weak: bool = True) -> ActorHandle:
-    """Return another handle to the actor with this id and blueprint. A weak handle does not retain the actor."""
+    """Return another handle to an actor. A weak one does not retain it."""
     made = UncountedRef if weak else ObjectRef
     return _handle(made(actor_id + FIRST_RETURN), msgpack.unpackb(blueprint, use_list=False))
 
@@ -528,8 +513,8 @@ def handle_of(actor_id: bytes, blueprint: bytes, weak: bool = True) -> ActorHand
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     """Return a weak handle to the actor with this ``name``, in this process's namespace, or in ``namespace``.
 
-    Raises ActorNotFoundError (a ValueError) if there is none. Copies of the handle are weak, too: the actor lives as long as it has other
-    handles or is detached; calls after its end raise ActorDiedError. ``get_if_exists=True`` returns a handle that counts.
+    Raises ActorNotFoundError (a ValueError) if there is none. The handle does not retain the actor; once that has ended, calls raise
+    ActorDiedError.
 
     >>> import zfabric as zf
     >>> @zf.remote
@@ -559,8 +544,8 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
 def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     """End the process of ``actor`` at once, without waiting for its calls; with ``no_restart=False`` it restarts by its policy.
 
-    A lightweight actor ends alone, with its running call; its process continues. The calls raise ActorDiedError, or ActorUnavailableError
-    if the actor restarts. Raises ArgumentTypeError (a TypeError and a ValueError) for an argument that is not a handle.
+    A lightweight actor ends alone. Its calls raise ActorDiedError, or ActorUnavailableError if it restarts. Raises ArgumentTypeError (a
+    TypeError and a ValueError) for an argument that is not a handle.
 
     >>> import zfabric as zf
     >>> @zf.remote
@@ -581,12 +566,11 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
 
 
 def exit_actor() -> NoReturn:
-    """Inside an actor: end it for good. Waiting calls raise ActorDiedError, and so does the call that ends it.
+    """Inside an actor: end it for good. This call and waiting ones raise ActorDiedError.
 
-    Threads and asyncio tasks of an actor may call it, too, unless the actor is lightweight. Raises TypeError elsewhere.
-
-    Calls that run at the same time (``async def``, ``max_concurrency``) are interrupted as by ``zf.cancel``, and raise ActorDiedError, too.
-    The process exits after a moment (the setting ``leave_seconds``), so that results of its own calls reach other holders of their refs.
+    Threads and asyncio tasks may call it, too, unless the actor is lightweight. Raises TypeError elsewhere. Concurrent calls are
+    interrupted as by ``zf.cancel``. The process exits after a moment (the setting ``leave_seconds``), so that results of its own calls
+    reach their readers.
 
     >>> import zfabric as zf
     >>> @zf.remote
@@ -611,12 +595,11 @@ for _kind in (ActorClass, ActorHandle, ActorMethod):
 def call_all(handles: Iterable[ActorHandle[Any]], method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
     """Call a method of many actors with the same arguments; return what ``.remote`` would return for each, in order.
 
-    ``handles`` are the actors', ``method`` is the name of the method, and ``args`` and ``kwargs`` are what it takes.
-    The arguments are pickled once, and all calls to actors of one process are one message. Each call has the order, options, retries and
-    errors of its actor: one of a dead actor fails alone.
+    ``handles`` are the actors', ``method`` is the method's name, ``args`` and ``kwargs`` are what it takes. They are pickled once, and
+    calls to actors of one process are one message. Order, options, retries and errors are each actor's.
 
-    Raises TypeError if one of ``handles`` is none, or the arguments do not fit, and AttributeError if an actor has no such method; then
-    none is called.
+    Raises TypeError if one of ``handles`` is none, or the arguments do not fit, and AttributeError if an actor lacks the method; then none
+    is called.
 
     >>> import zfabric as zf
     >>> @zf.remote(num_cpus=0, lightweight=True)

@@ -22,8 +22,7 @@ LOOPBACK = "127.0.0.1"
 def explain(ref: ObjectRef | ActorHandle | str | bytes) -> Explanation:
     """Explain the state of a task, call, value or actor: what it waits for and where it runs.
 
-    ``ref`` is a ref, a handle, an id as bytes or as the command line shows it, or the name of an actor. Raises TypeError for
-    anything else.
+    ``ref`` is a ref, a handle, an id as bytes or as the command line shows it, or an actor's name. Raises TypeError for anything else.
 
     >>> import zfabric as zf
     >>> print(zf.explain(zf.put(1)).state)
@@ -46,7 +45,7 @@ def explain(ref: ObjectRef | ActorHandle | str | bytes) -> Explanation:
 
 
 def _identified(client: ClientInterface, text: str) -> bytes:
-    """Resolve an id in hex, an id as the command line shows it, or an actor's name; empty if none of them matches."""
+    """Resolve an id in hex or the command line's form, or an actor's name; empty if none matches."""
     found: Any = client.query("find", text) if is_text(text) else ()
     if len(found) > 1:
         raise ValueError(f"{text!r} can mean {len(found)} things; give more of the id, such as {found[0]['id']!r}")
@@ -57,7 +56,7 @@ def _identified(client: ClientInterface, text: str) -> bytes:
         raise ValueError(f"explain() takes a ref, a handle, an actor's name or an id as `zfabric tasks` shows it, not {text!r}")
     if len(text) in (2 * TASK_BYTES, 2 * OBJECT_BYTES) and not text.strip(hexdigits):
         return bytes.fromhex(text)
-    # The daemon may not know a call, nor its result; only the caller does.
+    # Only the caller of a call, not the daemon, may know the call and its result.
     task, _, index = text.strip().lower().rpartition("-c")
     calls = client.pending_calls(matcher(task) or matches)
     if len(calls) != 1:
@@ -67,19 +66,19 @@ def _identified(client: ClientInterface, text: str) -> bytes:
 
 
 def cancel_by_id(client: ClientInterface, task_id: bytes, force: bool = False, recursive: bool = True) -> dict[str, str] | None:
-    """Cancel a task of any program and any node of the cluster, as ``zf.cancel`` does for a ref; for tools, which have none.
+    """Cancel a task of any program and node, as ``zf.cancel`` does; for tools, which have no ref.
 
-    Return a dict with "name", "state" (until now) and "goes_on", which says why the task is not stopped and is empty if it is; None if the
-    cluster has no such task. Raises ValueError if ``task_id`` is not the id of a task.
+    Return "name", "state" (until now) and "goes_on", why the task is not stopped (empty if it is); None for an unknown task. Raises
+    ValueError for what is no task's id.
     """
     return _acted(client.query("cancel", task_id, force, recursive))
 
 
 def kill_by_id(client: ClientInterface, actor_id: bytes, no_restart: bool = True) -> dict[str, str] | None:
-    """End an actor of any program and any node of the cluster, as ``zf.kill`` does for a handle; for tools, which have none.
+    """End an actor of any program and node, as ``zf.kill`` does; for tools, which have no handle.
 
-    Return a dict with "class", "name" and "state" (until now; "dead" if it had ended); None if the cluster has no such actor. Raises
-    ValueError if ``actor_id`` is not the id of an actor.
+    Return "class", "name" and "state" (until now; "dead" if it had ended); None for an unknown actor. Raises ValueError for what is no
+    actor's id.
     """
     return _acted(client.query("kill", actor_id, no_restart))
 
@@ -120,7 +119,7 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def node_ip_address() -> str:
-    """Return the address at which other nodes reach the node of this process: the loopback address on one machine.
+    """Return the address at which other nodes reach this one: the loopback address on one machine.
 
     >>> import zfabric as zf
     >>> zf.util.get_node_ip_address()
@@ -140,7 +139,7 @@ def _host_and_port(row: dict[str, Any]) -> tuple[str, int]:
 
 
 def session_directory() -> str:
-    """Return the directory of the session that this process is connected to; empty if it is connected to none."""
+    """Return the directory of this process's session; empty without one."""
     client: Any = interface.current()
     return str(getattr(getattr(getattr(client, "connection", None), "session", None), "directory", ""))
 
@@ -186,9 +185,8 @@ def available_resources() -> dict[str, float]:
 def timeline(filename: str | None = None) -> list[dict[str, Any]] | None:
     """Return a Chrome trace of what ran (for Perfetto or chrome://tracing), or write it to ``filename``.
 
-    Tasks and calls of actors are bars. Arrows have categories: "control" leads from the submitter, "data" from the task that made an
-    argument, "state" from the actor's previous call. An argument that was released has no arrow. Times are microseconds of the machine's
-    monotonic clock. Raises OSError if the file cannot be written.
+    Tasks and calls are bars. Arrows lead from the submitter ("control"), from the task that made an argument, unless released ("data"), and
+    from the actor's previous call ("state"). Times are microseconds of the monotonic clock. Raises OSError if the file cannot be written.
 
     >>> import zfabric as zf
     >>> isinstance(zf.timeline(), list)

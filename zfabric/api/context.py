@@ -33,7 +33,7 @@ class RuntimeContext:
         return self._task.task_id.hex() if self._task else None
 
     def get_task_name(self) -> str | None:
-        """The name from the call's options (``f.options(name=...)``), or else the function's name; None in a driver."""
+        """The call's ``options(name=...)``, or else the function's name; None in a driver."""
         return (self._task.name or self._task.function_name) if self._task else None
 
     def get_task_function_name(self) -> str | None:
@@ -63,7 +63,7 @@ class RuntimeContext:
         return term.group.hex() if term is not None else None
 
     def get_node_labels(self) -> dict[str, str]:
-        """The labels of the node that runs this process, as ``zf.nodes()`` lists them. Queries the node."""
+        """The labels of this process's node, as in ``zf.nodes()``. Queries the node."""
         own = self.get_node_id()
         rows = map(dict, self._client.query("nodes"))
         return next((dict(row.get("labels", {})) for row in rows if row["node"] == own), {})
@@ -81,10 +81,7 @@ class RuntimeContext:
         return self.get_accelerator_ids()
 
     def is_canceled(self) -> bool:
-        """Whether this task or call was cancelled.
-
-        Code that caught the interruption, and threads, can ask. Raises RuntimeError in a driver.
-        """
+        """Whether this task or call was cancelled, for threads and code that caught the interruption. Raises RuntimeError in a driver."""
         task = interface.current_task()
         if task is None:
             raise RuntimeError("is_canceled() is for tasks and actors; this is neither")
@@ -101,7 +98,7 @@ class RuntimeContext:
 
     @property
     def should_capture_child_tasks_in_placement_group(self) -> bool:
-        """Whether what this task or actor submits runs in its placement group, unless it says otherwise."""
+        """Whether what this task or actor submits runs in its placement group by default."""
         term = group_of(self._task.strategy) if self._task else None
         return term is not None and term.captures
 
@@ -113,7 +110,7 @@ class RuntimeContext:
 
     @property
     def runtime_env(self) -> dict[str, Any]:
-        """The ``runtime_env`` of this code, with inherited values; in a driver, the one passed to ``init``."""
+        """The ``runtime_env`` of this code, with inherited values; in a driver, that of ``init``."""
         environment = default_environment()
         found = {"env_vars": dict(environment.variables), "working_dir": environment.directory, "py_modules": list(environment.modules)}
         found["pip"] = pip_of(environment)
@@ -121,7 +118,7 @@ class RuntimeContext:
 
     @property
     def gcs_address(self) -> str:
-        """The address that another program passes to ``zf.init`` to join this cluster."""
+        """What another program passes to ``zf.init`` to join this cluster."""
         return str(getattr(getattr(self._client, "session", None), "directory", ""))
 
     @property
@@ -136,14 +133,14 @@ class RuntimeContext:
 
     @property
     def was_current_actor_reconstructed(self) -> bool:
-        """Whether this actor was restarted after its process ended; False in a task or driver."""
+        """Whether this actor was restarted after its process ended; False elsewhere."""
         return self._task is not None and bool(self._task.actor_id) and self._task.attempt > 0
 
     @property
     def current_actor(self) -> ActorHandle:
         """A weak handle to the running actor, to pass on or to call. Raises RuntimeError in a task or driver.
 
-        Copies of the handle are weak, too: an actor ends when no other process has a handle, even if it stores its own.
+        Copies are weak, too: an actor ends when no other process has a handle, even if it stores its own.
 
         >>> import zfabric as zf
         >>> @zf.remote
@@ -226,7 +223,7 @@ def get_runtime_context() -> RuntimeContext:
 def get_gpu_ids() -> list[int | str]:
     """Return the GPUs assigned to this task (as in ``CUDA_VISIBLE_DEVICES``); an empty list in a driver.
 
-    If the cluster was started with ``CUDA_VISIBLE_DEVICES``, these are the numbers (or names) from that variable.
+    These are numbers (or names) of the variable with which the cluster was started, if it was set then.
 
     >>> import zfabric as zf
     >>> zf.get_gpu_ids()

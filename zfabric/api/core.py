@@ -18,7 +18,7 @@ from zfabric.protocol.ids import is_put
 from zfabric.runtime import interface
 
 READ_SECONDS = 5.0
-"""The least time, in seconds, that ``as_completed`` allows an existing value to arrive."""
+"""Least seconds that ``as_completed`` allows an existing value to arrive."""
 _ONLY_REFS, _ONLY_SMALL = {ObjectRef}, {bytes}
 S = TypeVar("S")
 Waitable = TypeVar("Waitable")
@@ -54,13 +54,12 @@ def get(refs: Generated, *, timeout: float | None = None, copy: bool = False, re
 def get(refs: Any, *, timeout: float | None = None, copy: bool = False, return_exceptions: bool = False) -> Any:
     """Wait for refs and return their values: one value for a ref, a list for a list or tuple (also nested) of refs.
 
-    Arrays are read-only views of shared memory (nothing is copied, whatever their size); ``copy=True`` returns writable copies. A ref that
-    is listed twice returns the same object twice. A generator of refs is returned as it is.
+    Arrays are read-only views of shared memory; ``copy=True`` returns writable copies. A ref listed twice returns the same object twice. A
+    generator of refs is returned as it is.
 
-    Raises a task's error as soon as one task has failed: a TaskError that is also an instance of the class that the task raised. If several
-    have failed by then, the first in the list counts. The other tasks continue. With ``return_exceptions=True`` it waits for all, and
-    returns exceptions in the places of the values, as ``asyncio.gather`` does. Raises GetTimeoutError after ``timeout`` seconds (0 does not
-    wait), and ArgumentTypeError (a TypeError and a ValueError) for an argument that is not a ref.
+    Raises a task's error as soon as one has failed: a TaskError that is also an instance of the raised class. Other tasks continue. With
+    ``return_exceptions=True`` it waits for all, and returns exceptions in place of values. Raises GetTimeoutError after ``timeout`` seconds
+    (0 does not wait), and ArgumentTypeError (a TypeError and a ValueError) for what is no ref.
 
     >>> import zfabric as zf
     >>> zf.get(zf.put("value"))
@@ -89,7 +88,7 @@ def get(refs: Any, *, timeout: float | None = None, copy: bool = False, return_e
 
 
 def _values(refs: Sequence[ObjectRef], timeout: float | None, copy: bool, return_exceptions: bool) -> list[Any]:
-    """Return the values of ``refs``, which is not empty. If it raises an error, it releases the outcomes that it has not read."""
+    """Return the values of ``refs``, at least one. On an error, release unread outcomes."""
     clients = {ref._client for ref in refs}
     client = owner_of(refs[0])
     if len(clients) > 1 and not clients <= {client, None}:
@@ -122,7 +121,7 @@ def _read_all(outcomes: list[bytes | Outcome], copy: bool) -> list[Any]:
 def _value_or_error(outcome: bytes | Outcome, copy: bool) -> Any:
     try:
         return value_of(outcome, copy)
-    except Exception as error:  # The task's error, or an error while reading its value: the caller asked for either.
+    except Exception as error:  # The task's error, or one while reading its value: the caller asked for either.
         return error
 
 
@@ -151,13 +150,12 @@ def _shape(refs: Any, values: dict[bytes, Any]) -> Any:
 def put(value: R, *, durable: bool = False) -> ObjectRef[R]:
     """Store ``value`` once, for many tasks or readers; return its ref.
 
-    With ``durable``, the control store has the value when this returns (in a cluster of several nodes, the control store of the head). It
-    retains the value as long as the job needs it, whatever happens to other copies and nodes. If the cluster is lost, one that is started
-    on the same ``--store`` has the value: ``zf.ObjectRef(bytes.fromhex(text))`` is a ref to it, where ``text`` was ``ref.hex()``. Without
-    ``durable``, a lost value cannot be rebuilt, since no task made it.
+    With ``durable``, the control store (of several nodes, the head's) has the value when this returns, and retains it as long as the job
+    needs it. A later cluster on the same ``--store`` has it, too: ``zf.ObjectRef(bytes.fromhex(text))`` is a ref to it, where ``text`` was
+    ``ref.hex()``. Without ``durable``, a lost value cannot be rebuilt.
 
-    Raises SerializationError if the value cannot be pickled, ObjectTooLargeError, ObjectStoreFullError, OutOfDiskError if a durable value
-    cannot be written, and TypeError for a ref.
+    Raises SerializationError, ObjectTooLargeError, ObjectStoreFullError, OutOfDiskError if a durable value cannot be written, and TypeError
+    for a ref.
 
     >>> import zfabric as zf
     >>> ref = zf.put([1, 2, 3])
@@ -176,7 +174,7 @@ def put(value: R, *, durable: bool = False) -> ObjectRef[R]:
 
 
 _left_last = 0
-"""A hash of the refs that the last ``wait`` returned as not ready, which has no duplicates: usually the next call passes the same list."""
+"""A hash of the refs that the last ``wait`` returned as not ready: usually the next call passes this list, which has no duplicates."""
 
 
 def wait(
@@ -184,13 +182,12 @@ def wait(
 ) -> tuple[list[Waitable], list[Waitable]]:
     """Wait for ``num_returns`` outcomes ("all" for each ref), or ``timeout`` seconds; return (ready, not ready).
 
-    Both lists preserve the order of ``refs``; the first has at most ``num_returns`` items. ``fetch_local=False`` counts a value as ready
-    when it exists, and does not bring it here. An empty list returns two empty lists. A
-    generator (``ObjectRefGenerator``) is ready when its ``next`` would not wait. ``as_completed`` is faster to consume very many refs one
-    by one.
+    Both lists preserve the order of ``refs``; the first has at most ``num_returns`` items. With ``fetch_local=False`` a value is ready
+    where it exists, and is not brought here. An ``ObjectRefGenerator`` is ready when its ``next`` would not wait. To consume many refs one
+    by one, ``as_completed`` is faster.
 
-    Raises TypeError for an argument that is not a list of refs, and ValueError if a ref is listed twice or ``num_returns`` is not between 1
-    and their number.
+    Raises TypeError for what is no list of refs, and ValueError if a ref is listed twice or ``num_returns`` is not between 1 and their
+    number.
 
     >>> import zfabric as zf
     >>> ready, rest = zf.wait([zf.put(1), zf.put(2)], num_returns=2)
@@ -217,7 +214,7 @@ def wait(
         if len({ref._client for ref in refs if type(ref) is ObjectRef}) > 1:
             for ref in refs:
                 if type(ref) is ObjectRef:
-                    owner_of(ref)  # One of an earlier cluster may have the id of another object of this one.
+                    owner_of(ref)  # One of an earlier cluster may have another object's id.
         if len(set(ids)) != len(ids):
             twice = next(index for index, object_id in enumerate(ids) if object_id in ids[:index])
             raise ValueError(f"wait() takes each ref once: wait([...])[{twice}] was listed before")
@@ -239,7 +236,7 @@ def wait(
 
 
 def _coming(stream: Any, index: int) -> bytes:
-    """The id of the value that a stream's generator returns next, or of the stream's end if it has ended."""
+    """The id of a stream's next value, or of its end."""
     if not hasattr(stream, "_coming"):
         raise TypeError(f"wait([...])[{index}] is {a(stream)}, not an ObjectRef")
     ref: ObjectRef = stream.completed() if stream.is_finished() else stream._coming()
@@ -274,9 +271,9 @@ def as_completed(
 ) -> Iterator[Any]:
     """Yield each ref when it has a value or an error; with ``with_values``, yield pairs of a ref and its value.
 
-    Raises GetTimeoutError if refs are incomplete ``timeout`` seconds after the first ``next``, or if an existing value arrives too late.
-    The program's own time between two ``next`` counts, so an existing value has at least five seconds. With values, it raises the error of
-    a task and ends; with ``return_exceptions``, it yields the exception in place of the value.
+    Raises GetTimeoutError if refs are incomplete ``timeout`` seconds after the first ``next``; the program's own time counts, but an
+    existing value has at least five seconds to arrive. With values, it raises a task's error and ends; with ``return_exceptions``, it
+    yields the exception instead.
 
     >>> import zfabric as zf
     >>> sorted(zf.get(ref) for ref in zf.as_completed([zf.put(1), zf.put(2)]))
@@ -332,15 +329,16 @@ def _completions(waiting: dict[bytes, ObjectRef], timeout: float | None) -> Iter
 
 
 def failed(ref: ObjectRef) -> bool:
-    """Whether the outcome of this ref has arrived and is an error. Reads neither: the error may still be shown as one that nobody read."""
+    """Whether a ref's outcome is here and an error. Reads neither: the error may still be shown as unread."""
     return owner_of(ref).has_failed(ref._id)
 
 
 def cancel(ref: ObjectRef, *, force: bool = False, recursive: bool = True) -> None:
-    """Cancel the task that makes ``ref``: it does not start, or TaskCancelledError interrupts it.
+    """Cancel the task that makes ``ref``: it does not start, or TaskCancelledError interrupts it. ``get`` of its ref raises
+    TaskCancelledError.
 
-    ``force`` kills its worker instead (an actor's worker is not killed); ``recursive`` also cancels the tasks that it started. A finished
-    task is unaffected. ``get`` of a cancelled task's ref raises TaskCancelledError.
+    ``force`` kills its worker instead (but not an actor's); ``recursive`` also cancels the tasks that it started. A finished task is
+    unaffected.
 
     >>> import zfabric as zf
     >>> @zf.remote

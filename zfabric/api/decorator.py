@@ -16,7 +16,7 @@ from zfabric.exceptions import OptionError
 
 
 class RemoteDecorator(Protocol):
-    """The result of ``@zf.remote(num_cpus=2)``: a decorator that makes a function or a class remote."""
+    """The result of ``@zf.remote(num_cpus=2)``."""
 
     @overload
     def __call__(self, function: ClassOf[P, C_co], /) -> ActorClass[P, C_co]: ...  # type: ignore[overload-overlap] # called, too
@@ -49,28 +49,24 @@ def remote(*, num_returns: Any, **options: Any) -> Callable[[Callable[P, Any]], 
 @overload
 def remote(**options: Any) -> RemoteDecorator: ...
 def remote(*args: Any, **options: Any) -> Any:
-    """Make a function or a class remote: ``@zf.remote``, ``@zf.remote(num_cpus=2, …)`` or ``zf.remote(f)``.
+    """Make a function or a class remote: ``@zf.remote``, ``@zf.remote(num_cpus=2, …)`` or ``zf.remote(f)``. Raises OptionError.
 
     ``options`` of functions:
 
-    - ``num_cpus`` (1), ``num_gpus``, ``resources`` (a dict): the demand of a call while it runs. Fractions are rounded down to multiples of
-      0.0001: three tasks with ``num_gpus=1 / 3`` share a GPU. ``memory``: bytes that it reserves on its node; it may take more, but if
-      memory runs short there, the worker with the most beyond its reservation is ended first.
-    - ``num_returns`` (1): the number of values. "streaming" returns an ObjectRefGenerator that is consumed while the function runs, at most
-      ``max_buffered`` values behind it; generator functions use it by default. "dynamic" returns a ref to a generator of all values.
-      Both take ``async def`` functions.
+    - ``num_cpus`` (1), ``num_gpus``, ``resources`` (a dict): the demand of a call while it runs, in multiples of 0.0001, rounded down:
+      three tasks with ``num_gpus=1 / 3`` share a GPU. ``memory``: bytes that it reserves on its node. It may take more; if memory runs
+      short, the worker with the most beyond its reservation is ended first.
+    - ``num_returns`` (1): the number of values. "streaming", the default of generator functions, returns an ObjectRefGenerator that is
+      consumed while the function runs, at most ``max_buffered`` values behind it. "dynamic" returns a ref to a generator of all values.
     - ``max_retries`` (3; -1 for no limit; 0 to run at most once, also if the value is lost later): attempts after the loss of a worker.
       ``retry_exceptions`` (False): True, or a list of exception classes that cause another attempt, too. ``timeout``: seconds from
-      submission. ``run_timeout``: seconds of one attempt from its begin; a task that takes longer fails, and is not run again.
+      submission. ``run_timeout``: seconds of one attempt; a task that takes longer fails, and is not run again.
     - ``name``: a label in listings. ``runtime_env``: "env_vars"; "working_dir" (also a path for imports) and "py_modules", which are
       sent to nodes without what "excludes" and ``.zfabricignore`` name; "pip", which is installed on nodes.
-    - ``copy=True``: arguments arrive as writable copies, of a class those of ``__init__`` and all methods. By default, arrays and data
-      frames are read-only: views of shared memory.
+    - ``copy=True``: arguments, of a class those of all methods, arrive as writable copies. By default, arrays and data frames are read-only
+      views of shared memory.
     - ``inline=False``: never run on top of a blocked task. ``deterministic=True``: values may be dropped and rebuilt.
-    - ``max_concurrency`` (1000): tasks of an ``async def`` function that run in one worker at a time. These hold no CPU by default
-      (``num_cpus`` 0).
-
-    Raises OptionError for an unknown option or an invalid value.
+    - ``max_concurrency`` (1000): tasks of an ``async def`` function that run in one worker at a time. These hold no CPU by default.
 
     >>> import zfabric as zf
     >>> @zf.remote

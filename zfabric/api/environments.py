@@ -35,20 +35,20 @@ class RuntimeEnv(NamedTuple):
 
     variables: tuple[tuple[str, str], ...] = ()
     directory: str = ""
-    """The working directory: a local path, or a package that was sent. Empty: that of the program, where a node has it."""
+    """The working directory: a local path, or a sent package. Empty: the program's, where a node has it."""
     modules: tuple[str, ...] = ()
-    """What is put on ``sys.path``, likewise."""
+    """Entries of ``sys.path``, likewise."""
     excludes: tuple[str, ...] = ()
     """Patterns of files that are not sent."""
     pip: tuple[tuple[str, ...], tuple[str, ...], bool] = ((), (), False)
-    """What is installed: lines of a requirements file, options of ``pip install``, and whether ``pip check`` must find nothing."""
+    """What is installed: requirements, options of ``pip install``, and whether ``pip check`` must find nothing."""
 
 
 NO_RUNTIME_ENV = RuntimeEnv()
 
 
 def inherited(runtime_env: Mapping[str, Any], parent: RuntimeEnv) -> RuntimeEnv:
-    """Return ``runtime_env``, validated, on top of ``parent``: variables are added, other fields replace the parent's."""
+    """Return ``runtime_env``, validated, on top of ``parent``: variables are added, other fields replaced."""
     own = environment_of(runtime_env)
     merged = tuple(sorted({**dict(parent.variables), **dict(own.variables)}.items()))
     return RuntimeEnv(
@@ -57,14 +57,14 @@ def inherited(runtime_env: Mapping[str, Any], parent: RuntimeEnv) -> RuntimeEnv:
 
 
 def encoded(environment: RuntimeEnv) -> Environment:
-    """Encode an environment for messages, with a variable that repeats all of it for what its tasks submit."""
+    """Encode an environment for messages, with a variable that repeats it for what its tasks submit."""
     whole = json.dumps((environment.variables, environment.directory, environment.modules, environment.pip))
     passed_on = {**dict(environment.variables), RUNTIME_ENV_VARIABLE: whole}
     return tuple(sorted(passed_on.items())), environment.directory, environment.modules
 
 
 def pip_of(environment: RuntimeEnv) -> dict[str, Any]:
-    """What is installed in an environment, as ``runtime_env["pip"]`` says it; empty if nothing is."""
+    """What is installed, in the form of ``runtime_env["pip"]``; empty if nothing is."""
     lines, options, check = environment.pip
     return {"packages": list(lines), "pip_install_options": list(options), "pip_check": check} if lines else {}
 
@@ -77,13 +77,12 @@ def decoded(text: str) -> RuntimeEnv:
 
 
 PIP_BYTES_MAX = 64 * 1024
-"""Most bytes of all requirements: they travel with each function that has them."""
+"""Most bytes of all requirements: they travel with each function."""
 REQUIREMENTS_BYTES_MAX = 16 * PIP_BYTES_MAX
-"""Largest file of requirements that is read, with its comments."""
+"""Largest file of requirements, with its comments."""
 _INSTALLED = ("uv", "conda", "container", "image_uri")
 """Fields of ``runtime_env`` that Ray installs or starts for a task."""
 _UNUSED = ("config",)
-"""Fields that configure how Ray builds environments."""
 _KNOWN = ("env_vars", "working_dir", "py_modules", "excludes", "pip")
 
 
@@ -130,7 +129,7 @@ def _texts(field: str, what: str, values: Any) -> tuple[str, ...]:
 
 
 def _pip(value: Any) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    """Validate what pip is to install: a list of requirements, the path of a file of them, or a dict with these and options."""
+    """Validate requirements: a list, the path of a file, or a dict with these and options."""
     options: tuple[str, ...] = ()
     check: Any = False
     if isinstance(value, Mapping):
@@ -159,7 +158,6 @@ def _pip(value: Any) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
 
 
 def _lines(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """The lines of a requirements file that are no comments."""
     from zfabric.adapters.packages import read_regular  # Few programs need it, and zipfile with it.
 
     try:
@@ -190,7 +188,7 @@ def _modules(modules: Any) -> tuple[str, ...]:
 
 
 def _module(module: Any, where: str) -> str:
-    """The path of a module: of its file, of its package's directory, or of an archive."""
+    """The path of a module: its file, its package's directory, or an archive."""
     if isinstance(module, type(os)):
         module = next(iter(getattr(module, "__path__", ())), None) or module.__file__
     if not isinstance(module, (str, os.PathLike)):
@@ -202,7 +200,7 @@ def _module(module: Any, where: str) -> str:
 
 
 def _local(where: str, value: Any) -> str:
-    """An absolute path; what was sent already stays as it is."""
+    """An absolute path; what was already sent stays as it is."""
     text = str(os.fspath(value))
     path = text if text.startswith(PACKAGE_SCHEME) else os.path.abspath(os.path.expanduser(text))
     check_length(where, path)

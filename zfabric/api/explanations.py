@@ -1,4 +1,4 @@
-"""What ``explain`` returns, and what a notebook shows of refs and handles: the state of a task, value or actor."""
+"""What ``explain`` returns, and what a notebook shows of refs and handles."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from zfabric.protocol.messages.queries import ENDED_STATES as ENDED
 from zfabric.runtime.interface import ClientInterface
 
 QUERY_SECONDS = 10.0
-"""How long the node's daemon may take to answer."""
+"""Seconds that the node's daemon may take to answer."""
 NOTEBOOK_SECONDS = 2.0
-"""The same where a notebook shows a ref: a cell that ends with one is not to wait longer for its text."""
+"""Likewise where a notebook shows a ref: its cell should not wait longer."""
 
 
 class Explanation:
@@ -41,18 +41,17 @@ class Explanation:
         return f"Explanation({self.subject!r}, {self.state!r}, {self.reason!r}, {self.facts!r})"
 
     def _repr_pretty_(self, printer: Any, _: bool) -> None:
-        """Show the text at IPython's prompt."""
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        """Show the state in a notebook, and the facts where they are unfolded."""
+        """Show the state in a notebook, and the facts where unfolded."""
         return _as_html(self.subject, self)
 
 
 def explained(client: ClientInterface, subject: bytes, text: str = "", timeout: float = QUERY_SECONDS, brief: bool = False) -> Explanation:
-    """Return the explanation of the task, value or actor with this id. If the id is empty, ``text`` names what nothing is known of.
+    """Explain the task, value or actor with this id. If the id is empty, ``text`` names what is unknown.
 
-    Unless ``brief``, that of a task that has ended says when and where it ran, and what it wrote.
+    Unless ``brief``, an ended task's explanation says when and where it ran, and what it wrote.
     """
     name = short(subject) or text
     called = client.explain_call(subject)
@@ -75,7 +74,7 @@ def explained(client: ClientInterface, subject: bytes, text: str = "", timeout: 
 
 
 def _of_call(client: ClientInterface, name: str, subject: bytes, state: str, actor_id: bytes, reason: str, timeout: float) -> Explanation:
-    """Explain a call by its state and the state of its actor."""
+    """Explain a call by its state and its actor's."""
     actor = client.query("explain", actor_id, timeout=timeout)
     if actor is None:
         return Explanation(name, state, reason, {"actor": short(actor_id)})
@@ -85,13 +84,13 @@ def _of_call(client: ClientInterface, name: str, subject: bytes, state: str, act
 
 
 def _with_breakpoint(client: ClientInterface, subject: bytes, reason: str, facts: dict[str, str]) -> str:
-    """Return ``reason`` for a task, call or actor, with its position added if it stopped at a breakpoint."""
+    """Return ``reason``, with the position of a task, call or actor that stopped at a breakpoint."""
     where = client.breakpoint_of(subject[:TASK_BYTES], facts.get("pid", ""))
     return f"{reason}; {where}" if where else reason
 
 
 def html_of(what: object, owner: Callable[[], ClientInterface], subject: bytes) -> str | None:
-    """Return what a notebook shows of a ref, a handle or a generator: its state now. None, for its text, if that cannot be asked."""
+    """Return a notebook's markup of a ref, handle or generator: its state now. None if that cannot be asked."""
     try:
         return _as_html(repr(what), explained(owner(), subject, timeout=NOTEBOOK_SECONDS, brief=True))
     except (FabricError, ValueError):  # The cluster has ended, or does not answer; the generator was closed.
@@ -99,7 +98,7 @@ def html_of(what: object, owner: Callable[[], ClientInterface], subject: bytes) 
 
 
 def _as_html(title: str, explanation: Explanation) -> str:
-    """Return escaped markup: names of functions and texts of errors are the user's, and anything may be in them."""
+    """Return escaped markup: names and error texts are the user's."""
     rows = "".join(
         f'<tr><th style="text-align: left">{escape(name)}</th><td style="text-align: left">{escape(str(value))}</td></tr>'
         for name, value in explanation.facts.items()

@@ -1,8 +1,7 @@
 """Waiting for objects in asyncio and with ``concurrent.futures``. Imported on first use: most programs need neither.
 
-A thread of the client calls back when an object has an outcome. Callbacks for asyncio are collected per event loop: one wake-up serves all
-of them, and the loop's thread reads the values. One thread of this module reads the values of ``concurrent.futures`` futures, because the
-client's thread must not block.
+A thread of the client calls back when an object has an outcome. Callbacks for asyncio are collected per event loop: one wake-up serves all.
+One thread of this module reads the values of ``concurrent.futures`` futures, since the client's thread must not block.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ V = TypeVar("V")
 
 
 class _Wakeups:
-    """Futures of one event loop whose objects have outcomes, and whether a wake-up of the loop is pending."""
+    """Futures of one event loop whose objects have outcomes, and whether a wake-up is pending."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._wake = loop.call_soon_threadsafe
@@ -80,12 +79,12 @@ def _call_back() -> None:
 
 
 def call_later(callback: Callable[[], None]) -> None:
-    """Call ``callback()`` in the thread of futures, behind those that wait. ``begin`` has started the thread."""
+    """Call ``callback()`` in the thread of futures, behind those that wait. Call ``begin`` before."""
     _queue.put(callback)
 
 
 def begin() -> None:
-    """Start the thread of futures, if it has not begun."""
+    """Start the thread of futures, once."""
     global _thread
     with _starting:
         if _thread is None:
@@ -94,13 +93,13 @@ def begin() -> None:
 
 
 def when_done(client: ClientInterface, object_id: bytes, callback: Callable[[], None]) -> None:
-    """Call ``callback()`` in the thread of futures once the object has an outcome. The callback may call ``get``."""
+    """Call ``callback()`` in the thread of futures once the object has an outcome. It may call ``get``."""
     begin()
     client.add_done_callback(object_id, lambda _: call_later(callback))
 
 
 def future_of(client: ClientInterface, object_id: bytes, read: Callable[[], V]) -> Future[V]:
-    """Return a future for the result or error of ``read()``, which is called once the object has an outcome."""
+    """Return a future for the result or error of ``read()``, called once the object has an outcome."""
     future: Future[V] = Future()
     when_done(client, object_id, partial(_resolve, future, read))
     return future

@@ -1,7 +1,7 @@
 """Generators of refs: the results of calls with ``num_returns="streaming"`` or ``"dynamic"``.
 
-The ids of a stream's values are known before the values exist. Its generator holds refs to the next values, as many as the producer may be
-ahead, and thereby requests them. Each value taken requests one more.
+A stream's value ids are known in advance. Its generator holds refs to the next values, as many as the producer may be ahead, and thereby
+requests them. Each value taken requests one more.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from zfabric.protocol.messages import FAILED, OK
 from zfabric.runtime import interface
 
 ASK_EACH_TIME = 8
-"""A stream with a window up to this size requests one value for each value taken; larger windows request half a window at once."""
+"""Windows up to this size request one value per value taken; larger ones request half a window at once."""
 
 
 class ObjectRefGenerator(Generic[Value_co]):
     """Refs to the values that a task yields, in order, each as soon as it exists. Made by ``num_returns="streaming"``.
 
-    Iterate with ``for`` or ``async for``, from one thread at a time. If the task fails, the next ref raises its error when it is read, and
-    iteration ends. The task is at most ``max_buffered`` values ahead. When the generator is closed or its last copy is released, the task
-    is cancelled: its last ``yield`` raises GeneratorExit. A generator can be passed to another task, which continues at the same position;
-    no two copies return the same value.
+    Iterate with ``for`` or ``async for``, from one thread at a time. A task's error is the last ref's. The task is at most ``max_buffered``
+    values ahead. Closing the generator, or releasing its last copy, cancels the task: its last ``yield`` raises GeneratorExit. Another task
+    may get the generator, and continues at the same position; no two copies return the same value.
 
     >>> import zfabric as zf
     >>> @zf.remote(num_returns="streaming")
@@ -53,7 +52,6 @@ class ObjectRefGenerator(Generic[Value_co]):
         self._task = end.task_id()
         self._ahead = ahead
         self._position = position
-        """The number of values taken."""
         self._window = deque(window)
         """Refs to the next values."""
         self._finished = finished
@@ -74,7 +72,7 @@ class ObjectRefGenerator(Generic[Value_co]):
     def next(self, timeout: float | None = None) -> ObjectRef[Value_co]:
         """Return the next ref, once its value exists.
 
-        Raises StopIteration at the end, and GetTimeoutError if ``timeout`` seconds pass first.
+        Raises StopIteration at the end, and GetTimeoutError after ``timeout`` seconds.
 
         >>> import zfabric as zf
         >>> letters = zf.remote(num_returns="streaming")(lambda: iter("ab")).remote()
@@ -115,7 +113,6 @@ class ObjectRefGenerator(Generic[Value_co]):
         return taken
 
     def _ask(self) -> None:
-        """Request the next values."""
         first = self._position + len(self._window)
         names = [object_id(self._task, index + 1) for index in range(first, self._position + self._ahead)]
         client = owner_of(self.completed())
@@ -123,7 +120,7 @@ class ObjectRefGenerator(Generic[Value_co]):
         self._window.extend(ObjectRef(name, client) for name in names)
 
     def _is_value(self, ref: ObjectRef, timeout: float | None) -> bool:
-        """Wait until it is known whether ``ref`` has a value, or an error as the last one; False at the stream's end."""
+        """Wait until ``ref`` has a value, or an error as the last one; return False at the stream's end."""
         outcome = owner_of(ref).get((ref.binary(),), timeout)[0]
         if isinstance(outcome, bytes):
             return True
@@ -139,7 +136,6 @@ class ObjectRefGenerator(Generic[Value_co]):
         return True
 
     def _finish(self) -> None:
-        """End the stream at this generator and release its refs."""
         self._finished = True
         self._window.clear()
 
@@ -174,7 +170,7 @@ class ObjectRefGenerator(Generic[Value_co]):
     def completed(self) -> ObjectRef:
         """Return a ref that is ready once the task ends: its value is the number of values yielded, or the task's error.
 
-        To wait for it without consuming the stream waits for ever if the task yields more values than it may be ahead.
+        The task does not end before the stream is consumed if it yields more values than it may be ahead.
         """
         if self._end is None:
             raise ValueError("this generator was closed, and its task with it")
@@ -206,13 +202,12 @@ class ObjectRefGenerator(Generic[Value_co]):
         if self._end is not None:
             client, self._end = self._end._client, None
             if client is not None:
-                client.follow(())  # Send the release now, and not when this process next sends something.
+                client.follow(())  # Send the release now, not with this process's next message.
 
     def __repr__(self) -> str:
         return f"ObjectRefGenerator({short(self._task)}, {self._position} taken)"
 
     def _repr_html_(self) -> str | None:
-        """Show the state of the task in a notebook."""
         from zfabric.api.explanations import html_of  # Only notebooks need it.
 
         return html_of(self, lambda: owner_of(self.completed()), self._task)
@@ -227,7 +222,7 @@ register_plain(ObjectRefGenerator)
 class DynamicObjectRefGenerator(Generic[Value_co]):
     """Refs to all values that a task yielded. Made by ``num_returns="dynamic"``, as the value of its ref.
 
-    If the task raised an error after its first value, the last ref raises that error when it is read.
+    If the task raised an error after its first value, the last ref has it.
 
     >>> import zfabric as zf
     >>> @zf.remote(num_returns="dynamic")
@@ -252,14 +247,14 @@ class DynamicObjectRefGenerator(Generic[Value_co]):
 
 
 class Collected:
-    """The function that a worker runs for ``num_returns="dynamic"``: it consumes the generator and stores each value at once."""
+    """What a worker runs for ``num_returns="dynamic"``: it consumes the generator and stores each value at once."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.__qualname__ = str(getattr(function, "__qualname__", type(function).__qualname__))
 
     def __call__(self, *args: Any, **kwargs: Any) -> DynamicObjectRefGenerator | Coroutine[Any, Any, DynamicObjectRefGenerator]:
-        """Return the refs, or a coroutine of them if the function is ``async def``."""
+        """Return the refs, or a coroutine of them for an ``async def`` function."""
         values = self.function(*args, **kwargs)
         if hasattr(values, "__aiter__"):
             return self._collect(values)
@@ -268,7 +263,7 @@ class Collected:
         refs: list[ObjectRef] = []
         try:
             refs.extend(map(_stored, values))
-        except Exception as error:  # User code: what it yielded before its error has refs.
+        except Exception as error:  # User code: values before its error have refs.
             raise Unfinished(error, partial(_and_failure, refs)) from error
         return DynamicObjectRefGenerator(refs)
 

@@ -1,7 +1,7 @@
 """Connection to a cluster: ``init``, ``shutdown``, and the start on first use.
 
-After a fork of a process with a client, every use of the child's client raises an error. Sockets and shared mappings belong to the parent:
-two processes on one socket lose each other's messages. Refs in the child release nothing.
+In a forked child, every use of the client raises an error: sockets and shared mappings are the parent's, and two processes on one socket
+lose each other's messages. Refs in the child release nothing.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 AUTO = "auto"
 """The address of whatever cluster runs for this program."""
 ADDRESS_VARIABLE = "ZFABRIC_ADDRESS"
-"""Environment variable with the address of the cluster to join if ``init`` is given none."""
+"""Environment variable: the cluster to join if ``init`` is given no address."""
 SUBMIT_VARIABLE = "ZFABRIC_SUBMIT"
-"""Environment variable with the options of ``zfabric submit`` as JSON: arguments of ``init`` that the program does not pass itself.
-``zfabric submit --working-dir`` and jobs set "runtime_env" in it.
+"""Environment variable: options of ``zfabric submit`` as JSON, for arguments of ``init`` that the program does not pass. ``zfabric submit
+--working-dir`` and jobs set "runtime_env" in it.
 """
 
 PAGE_VARIABLE = "ZFABRIC_PAGE"
@@ -70,14 +70,14 @@ _IGNORED = {
     "_node_name",
     "_skip_env_hook",
 }
-"""Keywords of Ray's ``init`` that say how Ray runs, not what the program means: accepted, without effect."""
+"""Ray's keywords of ``init`` about how Ray runs, not what the program means: without effect."""
 
 _lock = threading.RLock()
 _started: ClientInterface | None = None
 _runtime_env: RuntimeEnv | None = None
 _page: PageProcess | None = None
 local_clusters: list[weakref.ref[Any]] = []
-"""Clusters of several nodes that this program has open, each with an ``address``: ``init`` joins the latest unless told otherwise."""
+"""Open clusters of several nodes of this program, each with an ``address``: ``init`` joins the latest by default."""
 
 
 class _ForkedClient:
@@ -170,36 +170,30 @@ def init(
     _memory: float | None = None,
     **ignored: Any,
 ) -> ClusterContext:
-    """Join the cluster at ``address``, or start one inside this program. Returns a context manager.
+    """Join the cluster at ``address``, or start one inside this program. Returns a context manager. A program that never calls this does so
+    on first use.
 
     ``address`` is one of these:
 
     - the directory of a session, which is another program's ``init(...)["address"]``;
     - ``tcp://host:port`` of a node of a cluster of several; the program joins through a node on its own machine;
     - "local" for a new cluster that ends with the program;
-    - None, the default: ``ZFABRIC_ADDRESS`` decides. Without that variable, the program joins the ``LocalCluster`` that it has open, or
-      else the latest cluster of this ``TMPDIR`` that was started with ``zfabric start``, with a line on standard error. If there is none,
-      it starts a new one;
+    - None, the default: that of ``ZFABRIC_ADDRESS``; else the ``LocalCluster`` that the program has open; else the latest cluster of this
+      ``TMPDIR`` that was started with ``zfabric start``, with a line on standard error; else a new one;
     - "auto": as None, but it is an error if there is no cluster.
 
-    A program that never calls ``init`` does so on its first use of a cluster.
+    ``num_cpus``, ``num_gpus``, ``resources``, ``object_store_memory`` (bytes), ``labels`` of the node and ``config`` (limits of
+    ``zfabric.config`` by name) apply to a new cluster. So does ``_memory``: the bytes that ``memory=`` may reserve there, by default 70 %
+    of what the machine, or its control group, has beside the object store.
 
-    ``num_cpus``, ``num_gpus``, ``resources``, ``object_store_memory`` (bytes), ``labels`` of the node (for ``label_selector``) and
-    ``config`` (limits of ``zfabric.config`` by name) apply to a new cluster. So does ``_memory``: the bytes that tasks and actors with
-    ``memory=`` may reserve there, by default 70 % of what the machine, or its control group, has beside the object store.
+    Functions inherit ``runtime_env``. Actors' names are in ``namespace``: by default that of ``zfabric start --namespace``, else the empty
+    one, which programs share. Without ``log_to_driver`` workers' output is not shown. With ``include_dashboard``, a page (extra "page")
+    shows the cluster while this program is connected, at ``dashboard_host`` and ``dashboard_port`` (by default a free port); its address is
+    printed to standard error, and is the result's "webui_url". Ray's other keywords about how Ray runs (``ignored``) have no effect.
 
-    Every function inherits ``runtime_env`` unless it sets its own. Names of actors are looked up in ``namespace``: by default that of
-    ``zfabric start --namespace``, else the empty one, which programs share. Without ``log_to_driver`` the output of workers is not
-    shown. Other keywords of Ray's ``init`` that only say how Ray itself runs (``ignored``: ``logging_level``, ``_temp_dir``, …) are
-    accepted and have no effect.
-
-    With ``include_dashboard``, a page shows the cluster in a browser while this program is connected (extra "page"). It is served at
-    ``dashboard_host`` and ``dashboard_port`` (by default a free port of this machine). Its address is printed to standard error, and is the
-    result's "webui_url".
-
-    Raises AlreadyInitializedError if there is a cluster already, unless ``ignore_reinit_error``. Raises ConfigError (a ValueError) or
-    OptionError for invalid values, and for options that a joined cluster was not started with. Raises ConnectionLostError if there is no
-    cluster at ``address``.
+    Raises AlreadyInitializedError if there is a cluster already, unless ``ignore_reinit_error``; ConfigError (a ValueError) or OptionError
+    for invalid values, and for options that a joined cluster was not started with; ConnectionLostError if there is no cluster at
+    ``address``.
 
     >>> import zfabric as zf
     >>> cluster = zf.init(num_cpus=2, ignore_reinit_error=True)
@@ -256,7 +250,7 @@ def init(
             config = {**submitted.get("config", {}), **(config or {})}
         settings = _checked(address, num_cpus, num_gpus, resources, object_store_memory, _memory, namespace, config)
         environment = inherited(runtime_env or {}, environment_of(submitted.get("runtime_env") or {}))
-        running = address == AUTO  # Any cluster that runs. As in Ray, the address in the environment comes first.
+        running = address == AUTO  # As in Ray, the address in the environment comes first.
         where = (None if running else address) or os.environ.get(ADDRESS_VARIABLE)
         if not where and (running or not given):
             where = next((cluster.address for each in reversed(local_clusters) if (cluster := each()) is not None), address)
@@ -336,7 +330,7 @@ def _checked(
         raise ConfigError(f"init: namespace is text, and {namespace!r} is not (it has no UTF-8)")
     counts = {"num_cpus": num_cpus, "num_gpus": num_gpus, "object_store_memory": object_store_memory, "_memory": memory}
     for name, count in counts.items():
-        whole = name.startswith("num_")  # Sizes are often computed as a share of memory: a fraction of a byte does not matter.
+        whole = name.startswith("num_")  # Sizes are often computed as a share of memory.
         if count is not None and not _is_amount(count, whole):
             what = "whole number" if whole else "number of bytes"
             raise ConfigError(f"init: {name} is a {what} from 0, not {count!r}{'' if whole else _bytes_meant(count)}")
@@ -355,7 +349,7 @@ def _is_amount(count: Any, whole: bool) -> bool:
 
 
 def _bytes_meant(text: Any) -> str:
-    """Return a Python expression for a size such as "2GB"; empty if the text is not a size."""
+    """Return a Python expression for a size such as "2GB"; empty if the text is no size."""
     meant = size_of(text) if isinstance(text, str) else None
     if meant is None:
         return ""
@@ -365,16 +359,15 @@ def _bytes_meant(text: Any) -> str:
 
 
 def default_environment() -> RuntimeEnv:
-    """Return the environment that functions and classes inherit: ``init(runtime_env=)`` in a driver, its own in a worker."""
+    """Return the environment to inherit: ``init(runtime_env=)`` in a driver, its own in a worker."""
     if _runtime_env is None and interface.environment:
         return decoded(interface.environment)
     return _runtime_env or NO_RUNTIME_ENV
 
 
 def shutdown(_exiting_interpreter: bool = False) -> None:
-    """Leave the cluster, and end it if ``init`` started it. Has no effect without a cluster.
-
-    In a task it does nothing: the connection belongs to the worker.
+    """Leave the cluster, and end it if ``init`` started it. Has no effect without a cluster, nor in a task, whose connection is the
+    worker's.
 
     >>> import zfabric as zf
     >>> zf.shutdown()
@@ -399,7 +392,7 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
 
 def _at_exit() -> None:
     process_exit.begin()
-    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C again, while the program ends: the cluster has ended, or its supervisor ends it.
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C again: the cluster has ended, or its supervisor ends it.
         shutdown()
 
 
@@ -420,7 +413,7 @@ def is_initialized() -> bool:
 
 @contextlib.contextmanager
 def _outside_deleted_directory() -> Iterator[None]:
-    """Leave the working directory for a moment if it no longer exists: Python 3.13.0 raises SystemError while it imports modules there."""
+    """Leave a deleted working directory for a moment: importing there, Python 3.13.0 raises SystemError."""
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Methods of actors: ``zf.method``, and what a handle carries of each method.
 
-The methods of a class are inspected once, where the class is (``methods_of``). Their names, signatures and docstrings are part of the
-blueprint, which every handle carries.
+The methods of a class are inspected once, where the class is (``methods_of``). Every handle carries their names, signatures and docstrings
+in its blueprint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _METHOD_OPTIONS = "__zf_method_options__"
 _SKIPPED = frozenset(vars(object)) | {"__init_subclass__", "__class_getitem__", "__del__", "__dict__", "__weakref__"}
-"""Names of methods that cannot be called remotely."""
+"""Methods that cannot be called remotely."""
 
 
 class Method(NamedTuple):
@@ -27,7 +27,7 @@ class Method(NamedTuple):
 
     name: str
     least: int
-    """The least number of positional arguments of a call without keywords."""
+    """Least positional arguments of a call without keywords."""
     most: float
     signature: str
     doc: str
@@ -49,7 +49,7 @@ BUILT_IN = {
 
 
 class Blueprint(NamedTuple):
-    """The description of an actor's class, which a handle carries beside the actor's id."""
+    """What a handle carries of an actor's class, beside the actor's id."""
 
     class_name: str
     module: str
@@ -58,11 +58,10 @@ class Blueprint(NamedTuple):
     retries: int
     pending: int
     groups: tuple[str, ...] = ()
-    """The names of its concurrency groups."""
     keeps: bool = False
     """Whether its checkpoints retain outcomes that callers may not have received."""
     unordered: bool = False
-    """Whether it runs several calls of one group at once: in threads, or in an event loop."""
+    """Whether it runs several calls of one group at once."""
 
 
 class TypedMethod(Generic[P, R_co]):
@@ -113,26 +112,21 @@ def method(*, num_returns: Any, **options: Any) -> Callable[[Callable[..., Any]]
 @overload
 def method(**options: Any) -> MethodDecorator: ...
 def method(*args: Any, **options: Any) -> Any:
-    """Set ``options`` of a method: ``@zf.method(num_returns=2)`` inside a class that is made remote.
+    """Set ``options`` of a method: ``@zf.method(num_returns=2)`` inside a class that is made remote. Raises OptionError.
 
-    Raises OptionError for an unknown option or an invalid value.
-
-    Without options (``@zf.method``) it changes nothing at run time; type checkers then infer the method's parameters and result through
-    ``zf.typed(handle)``.
+    Without options (``@zf.method``) it tells type checkers the method's parameters and result, through ``zf.typed(handle)``.
 
     - ``readonly=True``: the method leaves the state unchanged. Its calls are not logged (``checkpoint_every``), and no checkpoint waits for
       them.
     - ``num_returns``: a number, "streaming" (with ``max_buffered``; the default for methods that yield) or "dynamic".
     - ``timeout``: seconds from the call's arrival at the actor. ``run_timeout``: seconds from its begin.
     - ``copy=True``: arguments arrive as writable copies.
-    - ``concurrency_group``: one of the groups of the class.
+    - ``concurrency_group``: one of the groups of the class. Its calls begin in order, at most the group's number run at a time, and no
+      group waits for another. Without a group, ``max_concurrency`` applies.
     - ``retry_exceptions``: True or a list of classes that cause another attempt, with the original arguments. ``max_task_retries`` limits
       the attempts (by default that of the class); those after the loss of the actor's process count, too.
 
     ``handle.method.options(...)`` overrides them for its calls.
-
-    Calls of one group begin in order, and at most the group's number run at the same time; calls of different groups do not wait for each
-    other. Without a group, ``max_concurrency`` applies.
 
     >>> import zfabric as zf
     >>> @zf.remote(concurrency_groups={"io": 2})
@@ -166,7 +160,7 @@ def method(*args: Any, **options: Any) -> Any:
 
 
 def signature_of(kind: type) -> inspect.Signature | None:
-    """The signature of a class; None for some that are written in C."""
+    """The signature of a class; None for some written in C."""
     try:
         return signature_as_called(kind)
     except (TypeError, ValueError):  # Some classes written in C have no signature.
@@ -174,8 +168,9 @@ def signature_of(kind: type) -> inspect.Signature | None:
 
 
 def methods_of(kind: type, retries: int, defaults: Pairs = ()) -> tuple[Method, ...]:
-    """The methods of a class that can be called remotely. ``retries`` is how often their calls are repeated after a death, ``defaults``
-    are options of their calls."""
+    """The methods of a class that can be called remotely. ``retries``: repeats of their calls after a death; ``defaults``: options of their
+    calls.
+    """
     import inspect  # Programs without actors start sooner without it.
 
     found = []

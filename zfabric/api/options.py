@@ -1,15 +1,15 @@
 """Options of remote functions, classes and methods: validated here, and encoded for messages (``protocol.options``).
 
-Ray options that do not change what a program computes are accepted, so that Ray programs run:
+Ray options that do not change what a program computes are accepted without effect:
 
 - ``object_store_memory``: a node has one store for all its tasks, and writes to disk what does not fit;
 - ``max_calls``, with a warning: workers do not exit after a number of calls;
-- ``allow_out_of_order_execution``: calls of one caller begin in order, and in actors that run several calls at once, no call waits for the
-  arguments of another;
+- ``allow_out_of_order_execution``: calls of one caller begin in order; in actors that run several at once, no call waits for another's
+  arguments;
 - ``enable_task_events``, ``_metadata`` and ``_labels``.
 
-Options for unsupported features (an accelerator type) raise OptionError unless they are empty. So do Ray's deprecated options for placement
-groups, which ``scheduling_strategy`` has replaced.
+Options for unsupported features, and Ray's deprecated ones for placement groups (now ``scheduling_strategy``), raise OptionError unless
+empty.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from zfabric.protocol.options import ONE_CPU, STORE_MEMORY, Demand
 Pairs = tuple[tuple[str, Any], ...]
 
 RETURNS_MAX = 100_000
-"""The largest ``num_returns``: each value is an object."""
+"""Largest ``num_returns``: each value is an object."""
 CONCURRENCY_MAX = 1_000_000
-"""Most calls that an actor runs at once. Threads and coroutines are made when calls need them."""
+"""Most calls that an actor runs at once. Threads and coroutines are made on demand."""
 
 
 BUFFERED_MAX = 10_000
-"""The largest ``max_buffered``: the worker retains these values, and the consumer requests them."""
+"""Largest ``max_buffered``: the worker retains these values, and the consumer requests them."""
 
 
 def _whole(name: str, least: int, most: int) -> Callable[[Any], None]:
@@ -76,7 +76,7 @@ def _max_calls(value: Any) -> None:
 
 
 TIMEOUT_MAX = 10**9
-"""The longest timeout of a call, in seconds (thirty years): far below the largest integer of a message."""
+"""Longest timeout of a call, in seconds: far below a message's largest integer."""
 
 
 def _seconds(what: str) -> Callable[[Any], None]:
@@ -231,7 +231,6 @@ _ACTOR_CHECKS: dict[str, Callable[[Any], None]] = {
     "enable_tensor_transport": _no_transport,
 }
 ACTOR_OPTIONS = frozenset(_ACTOR_CHECKS)
-"""Names of the options of remote classes."""
 _METHOD_CHECKS: dict[str, Callable[[Any], None]] = {
     "num_returns": _num_returns,
     "max_buffered": _whole("max_buffered", 1, BUFFERED_MAX),
@@ -277,9 +276,8 @@ def checked_method(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pairs_of_method(options: Mapping[str, Any], base: Pairs = (), retries: int = 0) -> Pairs:
-    """Encode checked options of a method for its calls, on top of ``base``.
-
-    ``retries`` is the ``max_task_retries`` of its class, for a method that does not set it.
+    """Encode checked options of a method for its calls, on top of ``base``. ``retries`` is the default of ``max_task_retries``, its
+    class's.
     """
     found = dict(base)
     returns = options.get("num_returns")
@@ -315,8 +313,9 @@ def pairs_of_method(options: Mapping[str, Any], base: Pairs = (), retries: int =
 
 
 def copying(options: Mapping[str, Any]) -> Pairs:
-    """Encode for each call whether its arguments arrive as writable copies. Functions have no such option: calls without options are
-    prepared without looking for it."""
+    """Encode for each call whether arguments arrive as writable copies. Functions have no such option, so that calls without options are
+    prepared without looking for it.
+    """
     return (("copy", True),) if options.get("copy") else ()
 
 
@@ -351,7 +350,7 @@ def check_lightweight(options: Mapping[str, Any], kind: type) -> None:
 
 
 def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: RuntimeEnv = NO_RUNTIME_ENV) -> Pairs:
-    """Encode checked options of a class, with the blueprint of its handles, and without ``NAMING``."""
+    """Encode checked options of a class without ``NAMING``, with the blueprint of its handles."""
     plain = {name: value for name, value in options.items() if name in _CHECKS and name not in NAMING}
     found: list[tuple[str, Any]] = [("actor", blueprint), ("inline", False), *pairs_of(plain, default_env, usual=())]
     if options.get("max_restarts") is not None:
@@ -381,7 +380,6 @@ def naming(options: Mapping[str, Any]) -> Pairs:
 
 
 def _asyncs(kind: type) -> list[str]:
-    """Names of the methods that are ``async def``."""
     import inspect
 
     methods = ((each, inspect.getattr_static(kind, each, None)) for each in dir(kind))
@@ -389,12 +387,12 @@ def _asyncs(kind: type) -> list[str]:
 
 
 def runs_several(kind: type, options: Mapping[str, Any]) -> bool:
-    """Whether an actor runs several calls at once, in threads or in an event loop: these have no order to replay them in."""
+    """Whether an actor runs several calls at once, which then have no order for a replay."""
     return bool(options.get("concurrency_groups")) or is_unordered(kind, options)
 
 
 def is_unordered(kind: type, options: Mapping[str, Any]) -> bool:
-    """Whether calls of one concurrency group of an actor run at the same time, so that their order has no meaning."""
+    """Whether calls of one concurrency group run at the same time, so that their order has no meaning."""
     return (options.get("max_concurrency") or 1) > 1 or bool(_asyncs(kind))
 
 
@@ -426,7 +424,7 @@ def check_streams(name: str, logged: bool, readonly: bool, pairs: Pairs) -> None
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``options`` after validation. Raises OptionError with advice. None means not set."""
+    """Validate ``options``; None means not set. Raises OptionError with advice."""
     _verify(options, _CHECKS, "a remote function", _ACTORS_ONLY, "actors, not of functions")
     _buffered(options)
     return dict(options)
@@ -438,13 +436,13 @@ def _buffered(options: Mapping[str, Any]) -> None:
 
 
 def mode_of(options: Mapping[str, Any]) -> str:
-    """The kind of result of a call: "streaming", "dynamic", or empty for a number of values."""
+    """The kind of a call's result: "streaming", "dynamic", or empty for a number of values."""
     returns = options.get("num_returns")
     return returns if isinstance(returns, str) else ""
 
 
 def pairs_of(options: Mapping[str, Any], default_env: RuntimeEnv = NO_RUNTIME_ENV, usual: Demand = ONE_CPU) -> Pairs:
-    """Encode the checked options that are set. A ``runtime_env`` extends ``default_env``; ``usual`` is the demand without options."""
+    """Encode the set, checked options. A ``runtime_env`` extends ``default_env``; ``usual`` is the demand without options."""
 
     def value(name: str) -> Any:
         return options.get(name)

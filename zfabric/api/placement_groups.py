@@ -1,4 +1,4 @@
-"""Placement groups: resources of one or several nodes, reserved together, all or nothing, for the tasks and actors that name them."""
+"""Placement groups: resources of one or several nodes, reserved together, all or nothing, for tasks and actors that name them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from zfabric.protocol.options import GROUP_POLICIES, MEMORY, RESOURCE_UNIT, STOR
 from zfabric.runtime import interface
 
 BUNDLES_MAX = 500
-"""Most bundles of a group."""
 
 
 class PlacementGroup:
@@ -65,7 +64,7 @@ class PlacementGroup:
         return ref
 
     def wait(self, timeout_seconds: float = 30) -> bool:
-        """Wait until all bundles are reserved. Return False if they are not after ``timeout_seconds``; a negative number is no limit.
+        """Wait until all bundles are reserved. Return False after ``timeout_seconds``; a negative number is no limit.
 
         Raises PlacementGroupRemovedError if the group is removed before.
 
@@ -105,14 +104,13 @@ def placement_group(
 ) -> PlacementGroup:
     """Reserve bundles of resources on the nodes of the cluster, all or nothing. Return at once: ``ready`` says when they are reserved.
 
-    A bundle maps names to amounts: "CPU", "GPU", "memory" (bytes) and others. ``bundle_label_selector`` has a dict for each bundle, as the
-    option ``label_selector``: which labels its node has. An empty one takes any node.
+    A bundle maps names to amounts: "CPU", "GPU", "memory" (bytes) and others. ``bundle_label_selector`` has a ``label_selector`` for each
+    bundle; an empty one takes any node. ``strategy`` is "PACK" (as few nodes as possible), "SPREAD" (as many as possible), "STRICT_PACK"
+    (one node) or "STRICT_SPREAD" (a node for each bundle). Tasks and actors run in a group by ``PlacementGroupSchedulingStrategy``.
 
-    ``strategy`` is "PACK" (as few nodes as possible), "SPREAD" (as many as possible), "STRICT_PACK" (one node) or "STRICT_SPREAD" (a node
-    for each bundle). Tasks and actors run in a group by ``PlacementGroupSchedulingStrategy``. It is freed when its job ends; one with
-    the ``lifetime`` "detached" by ``remove_placement_group``, or when the node of the driver that made it ends. A group for which no
-    nodes have room waits until they have. If a node dies, its bundles are reserved anew elsewhere. Raises OptionError for invalid
-    arguments, and if a group of the namespace has the ``name`` already. Ray's other arguments are ``unsupported``.
+    A group waits until nodes have room; bundles of a dead node are reserved elsewhere. It is freed when its job ends; with the ``lifetime``
+    "detached", by ``remove_placement_group``, or when its driver's node ends. Raises OptionError for invalid arguments, and if a group of
+    the namespace has the ``name`` already. Ray's other arguments are ``unsupported``.
 
     >>> import zfabric as zf
     >>> group = zf.util.placement_group([{"CPU": 1}], strategy="STRICT_PACK")
@@ -134,7 +132,7 @@ def placement_group(
 
 
 def check_arguments(bundles: Any, strategy: Any, lifetime: Any, unsupported: Mapping[str, Any]) -> tuple[Demand, ...]:
-    """Check arguments of ``placement_group``, and return what its bundles demand. Raises OptionError or TypeError."""
+    """Check arguments of ``placement_group``; return its bundles' demands. Raises OptionError or TypeError."""
     for option, value in unsupported.items():
         if option != "_soft_target_node_id":
             raise TypeError(f"placement_group() has no argument {option!r}")
@@ -196,7 +194,7 @@ def remove_placement_group(placement_group: PlacementGroup) -> None:
 def placement_group_table(placement_group: PlacementGroup | None = None) -> dict[str, Any]:
     """Describe ``placement_group``, or all groups by id: state, strategy, bundles, and the node of each.
 
-    The state is "PENDING", "CREATED", "RESCHEDULING" (a node with bundles has died) or "REMOVED". Of removed groups only that is known.
+    The state is "PENDING", "CREATED", "RESCHEDULING" (a node with bundles has died) or "REMOVED", of which only the state is known.
 
     >>> import zfabric as zf
     >>> group = zf.util.placement_group([{"CPU": 1}])

@@ -29,15 +29,15 @@ _OF_FUTURES = {
     **dict.fromkeys(("add_done_callback", "get_loop", "remove_done_callback"), "asyncio"),
     **dict.fromkeys(("result", "exception", "done", "cancelled", "running"), "concurrent.futures"),
 }
-"""What programs ask of a ref that take it for a future, and for whose."""
+"""What programs ask of a ref that they take for a future, and whose future."""
 
 
 class ObjectRef(Generic[Value_co]):
     """The name of a value that exists or will exist; ``zf.get(ref)`` returns the value.
 
-    The value is retained as long as any process has a ref to it. A ref can be awaited, hashed, compared, pickled, and passed to tasks. A
-    ref that is itself an argument arrives as the value; inside another value it arrives as a ref. ``ObjectRef(object_id)`` is one more ref
-    to the value with this id (20 bytes, from ``binary``); it raises ArgumentTypeError for anything else.
+    The value is retained as long as any process has a ref to it. A ref can be awaited, hashed, compared, pickled, and passed to tasks: as
+    an argument it arrives as the value, inside another value as a ref. ``ObjectRef(object_id)`` is one more ref to the value with this id
+    (20 bytes, from ``binary``); ArgumentTypeError is raised for anything else.
 
     >>> import zfabric as zf
     >>> ref = zf.put("a value")
@@ -48,7 +48,7 @@ class ObjectRef(Generic[Value_co]):
     __slots__ = ("__weakref__", "_client", "_id")
 
     def __init__(self, object_id: bytes, client: ClientInterface | None = None) -> None:
-        """Make a ref. With ``client``, it takes over a reference that the client has counted; without, it counts a new one."""
+        """With ``client``, take over a reference that the client has counted; without, count a new one."""
         if client is None:
             if type(object_id) is not bytes or len(object_id) != OBJECT_BYTES:
                 raise ArgumentTypeError(
@@ -65,21 +65,20 @@ class ObjectRef(Generic[Value_co]):
     def __del__(self) -> None:
         try:
             self._client.drop_reference(self._id)  # type: ignore[union-attr]
-        except Exception:  # A ref without a client, or partly initialized. A finalizer has no caller to raise to.
+        except Exception:  # Without a client, or partly initialized. A finalizer has no caller to raise to.
             pass
 
     def __hash__(self) -> int:
         return hash(self._id)
 
     def __eq__(self, other: object) -> bool:
-        # Ids are unique within a cluster: the first value of every program has the same one.
+        # Ids are unique within a cluster only.
         return type(other) is ObjectRef and self._id == other._id and self._client is other._client
 
     def __repr__(self) -> str:
         return f"ObjectRef({short(self._id)})"
 
     def _repr_html_(self) -> str | None:
-        """Show the state of the value in a notebook."""
         from zfabric.api.explanations import html_of  # Only notebooks need it.
 
         return html_of(self, lambda: owner_of(self), self._id)
@@ -117,7 +116,7 @@ class ObjectRef(Generic[Value_co]):
     # -- copies --
 
     def travel(self) -> bytes:
-        """The id, for a message. Raises NotInitializedError if the ref belongs to another cluster, where the id has another meaning."""
+        """The id, for a message. Raises NotInitializedError for a ref of another cluster, where the id has another meaning."""
         if self._client is not interface._current and self._client is not None:
             raise NotInitializedError("a ref or a handle in what is passed on belongs to a cluster that was shut down")
         return self._id
@@ -126,7 +125,7 @@ class ObjectRef(Generic[Value_co]):
         if note_reference(self._id):
             self.travel()
         elif self._client is not None:
-            self._client.add_reference(self._id)  # The copy leaves the fabric: never dropped, so pinned until the job ends
+            self._client.add_reference(self._id)  # The copy leaves the fabric: pinned until the job ends.
         return ObjectRef, (self._id,)
 
     def __copy__(self) -> ObjectRef:
@@ -143,7 +142,7 @@ class ObjectRef(Generic[Value_co]):
     def future(self) -> Future[Value_co]:
         """A ``concurrent.futures.Future`` of the value. Cancelling it does not cancel the task.
 
-        One thread runs the callbacks of all futures in turn: a callback that waits for another future blocks all of them.
+        One thread runs the callbacks of all futures: one that waits for another future blocks all.
 
         >>> import zfabric as zf
         >>> zf.put(5).future().result()
@@ -168,11 +167,9 @@ class ObjectRef(Generic[Value_co]):
         return asyncio.ensure_future(self._read_in_loop())
 
     def _read(self) -> Any:
-        """Return the value, or raise its error, once it exists."""
         return value_of(owner_of(self).get((self._id,), None)[0])
 
     async def _read_in_loop(self) -> Any:
-        """Return the value without blocking the running event loop."""
         from zfabric.api.futures import arrival
 
         await arrival(owner_of(self), self._id)
@@ -202,7 +199,7 @@ class ObjectRef(Generic[Value_co]):
 
 
 class UncountedRef(ObjectRef):
-    """A ref that does not retain its object; a weak handle of an actor has one."""
+    """A ref that does not retain its object, as in weak handles."""
 
     __slots__ = ()
 
@@ -234,7 +231,7 @@ register_plain(ObjectRef)
 def owner_of(ref: ObjectRef, lost: str = "its value went") -> ClientInterface:
     """Return the client of ``ref``.
 
-    Raises NotInitializedError if its cluster was shut down; ``lost`` says in the error text what was lost with it.
+    Raises NotInitializedError if its cluster was shut down; ``lost`` is what was lost with it, for the text.
     """
     client = interface.current()
     if client is not ref._client:
@@ -265,7 +262,7 @@ def value_of(outcome: bytes | Outcome, copy: bool = False) -> Any:
 
 
 def _after_fork() -> None:
-    """In a forked child, make the release of refs a no-op: they belong to the parent."""
+    """In a forked child, release nothing: refs belong to the parent."""
     if interface.current() is not None and "__del__" in vars(ObjectRef):
         del ObjectRef.__del__
 

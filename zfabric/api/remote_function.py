@@ -1,8 +1,8 @@
 """Remote functions: the result of ``@zf.remote`` on a function (``zfabric.api.decorator``).
 
-A function is exported once per job, with its options; its id is a hash of both. A single call carries this id, its arguments, and the
-options that differ, so the common call costs little more than a tuple. Inside an argument, or in the closure of another function, a
-remote function is pickled with the id of its export. So the same calls make the same task rows in every worker.
+A function is exported once per job, with its options; its id is a hash of both. A call carries the id, its arguments, and options that
+differ. Inside an argument or a closure, a remote function is pickled with its export's id, so that the same calls make the same task rows
+in every worker.
 """
 
 from __future__ import annotations
@@ -43,39 +43,38 @@ from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
 
 FUNCTION_BYTES_MAX = 64 * 2**20
-"""The largest function, with all that it captures: it is sent in one message, and again to every worker."""
+"""Largest function, with all that it captures: one message, again for every worker."""
 CALL_BYTES_MAX = 256 * 2**20
-"""The most bytes of one call, without stored arguments: the size of ten million refs."""
+"""Most bytes of one call, without stored arguments: ten million refs."""
 SHOWN_MAX = 1000
-"""The most characters of a function's or a class's name in output."""
+"""Most characters of a function's or class's name in output."""
 ASYNC_CONCURRENCY = 1000
-"""The default number of tasks of one ``async def`` function that run in one worker at the same time."""
+"""Default number of tasks of an ``async def`` function at the same time in one worker."""
 
 _VARARGS, _VARKEYWORDS, _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x04, 0x08, 0x20, 0x80, 0x200
 """Flags of code objects, as in ``inspect``, without importing it."""
 
 
 class ExportedFunction:
-    """A function or a class as exported to a job: shared by a remote function and its ``options`` variants."""
+    """A function or class as exported to a job, shared by its ``options`` variants."""
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], blueprint: bytes = b"") -> None:
         self.function = function
         self.options = options
         self.blueprint = blueprint
-        """The blueprint of the handles, if this is a class."""
         self.client: ClientInterface | None = None
         self.job = b""
         self.node = b""
-        """The node to which it was exported. If it travels to another one inside a function or an argument, it is exported there, too."""
+        """The node to which it was exported. Where it travels to another node, it is exported there, too."""
         self.function_id = b""
         self.environment = NO_RUNTIME_ENV
-        """The environment inherited at the export: a task in another environment exports the function again."""
+        """The environment inherited at the export; another one needs another export."""
         self.packages: tuple[bytes, ...] = ()
-        """Ids of the archives of its environment: whoever runs it needs them."""
+        """Ids of its environment's archives, which whoever runs it needs."""
         self.captured: tuple[bytes, ...] = ()
-        """Refs in its closure: whoever runs it holds them. Calls name both, so that other nodes know where they are."""
+        """Refs in its closure, which whoever runs it holds. Calls name both, so that other nodes know where they are."""
         self.size = 0
-        """Bytes of the function with what it captures, once it was exported."""
+        """Bytes of the exported function with what it captures."""
         self.busy = False
         self.stale = False
         """Whether what it uses may have changed since the export."""
@@ -87,8 +86,8 @@ class ExportedFunction:
         return (name if is_text(name) else ascii(name))[:SHOWN_MAX]
 
     def bind(self, client: ClientInterface) -> None:
-        """Export the function to the client's job, unless that was done."""
-        # Job numbers are not unique across clusters: the first job of every cluster is job 1.
+        """Export the function to the client's job, once."""
+        # Job numbers are not unique across clusters.
         elsewhere = self.client is not None and self.client is not client
         environment = default_environment()
         known = bool(self.function_id) and self.job == client.job and not elsewhere and self.environment == environment
@@ -150,7 +149,7 @@ class ExportedFunction:
             note_function(self)
 
     def adopt(self, function: Callable[..., Any], payload: bytes, function_id: bytes, contained: tuple[bytes, ...]) -> None:
-        """Called by ``load_function``: adopt ``function_id`` if this is the function of that payload."""
+        """Adopt ``function_id`` if this is the function of that payload. Called by ``load_function``."""
         client = interface.current()
         pairs = self._pairs()
         if client is not None and self.function is function and function_identity(payload, pairs) == function_id:
@@ -182,7 +181,7 @@ class RemoteFunction(Generic[Parameters, Given_co]):
         return {"_function": self._function, "_options": self._options, "_export": self._export}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Do not inspect the function yet: a recursive function is unpickled before it is complete.
+        # Do not inspect the function yet: a recursive one is unpickled before it is complete.
         self.__dict__.update(state, _client=None)
 
     def _bind(self) -> ClientInterface:
@@ -206,7 +205,7 @@ class RemoteFunction(Generic[Parameters, Given_co]):
             self._call_options: Pairs | None = naming_refs(differs or None, packages_of(wanted) + export.captured)
             self._least, self._most = _positional(function)
             self._signature: Any = None
-            # A function with large data is bound again, until it was called often enough for a warning.
+            # A function with large data is bound again, until called often enough for a warning.
             self._client = None if function_sent(function, export.name, export.size) else client
             notebooks.note(self)
         return client
@@ -245,7 +244,7 @@ class RemoteFunction(Generic[Parameters, Given_co]):
         base = self._export.options
         retries = (merged.get("retry_exceptions") or False) != (base.get("retry_exceptions") or False)
         unset = any((value is None or value == {}) and base.get(name) is not None for name, value in merged.items())
-        # A call cannot change options that the scheduler stores per function: these make another function.
+        # Options that the scheduler stores per function need another function.
         fixed = any(merged.get(name) != base.get(name) for name in ("max_concurrency", "inline"))
         if unset or retries or fixed or mode_of(merged) != mode_of(base):
             return made(self._function, merged)
@@ -265,8 +264,8 @@ class RemoteFunction(Generic[Parameters, Given_co]):
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Submit a call; return its ref at once (a list of refs for ``num_returns`` above 1, None for 0).
 
-        Arguments that are refs arrive as their values, and the call waits for them; large arguments are stored as by ``put``. Raises
-        TypeError if the arguments do not fit the function, SerializationError if they cannot be pickled.
+        The call waits for arguments that are refs, which arrive as their values; large ones are stored as by ``put``. Raises TypeError if
+        the arguments do not fit, SerializationError if they cannot be pickled.
 
         >>> import zfabric as zf
         >>> @zf.remote
@@ -291,9 +290,8 @@ class RemoteFunction(Generic[Parameters, Given_co]):
     def map(self, iterable: Iterable[Any], /, *iterables: Iterable[Any], chunksize: int | str = "auto") -> list[Given_co]:
         """Call the function on every item of ``iterable``; return the result of ``remote`` for each, in order.
 
-        With several iterables, each call takes one item of each, up to the end of the shortest, as in the built-in ``map``. Every call is a
-        task with its own ref, retries and error; ``chunksize`` sets how many are submitted at a time ("auto": the batch size of the
-        fabric). Cheaper than a loop over ``remote``.
+        Several iterables are read in parallel, up to the end of the shortest. Every call is a task; ``chunksize`` of them are submitted at
+        a time ("auto": the fabric's batch size), which is cheaper than a loop over ``remote``.
 
         >>> import zfabric as zf
         >>> zf.get(zf.remote(abs).map(range(-2, 3)))
@@ -341,7 +339,7 @@ class RemoteFunction(Generic[Parameters, Given_co]):
         return dump_call(client, args, kwargs, self._call_options)
 
     def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise TypeError if the arguments do not fit. (This test is exact; the caller's is only a quick one.)"""
+        """Raise TypeError if the arguments do not fit: an exact test, after the caller's quick one."""
         if self._signature is None:
             try:
                 self._signature = signature_as_called(self._function)
@@ -380,7 +378,7 @@ class DynamicFunction(RemoteFunction):
 
 
 def _refs(first: bytes, returns: int, client: ClientInterface) -> list[ObjectRef] | None:
-    """Refs to the values of a task with several values, or with none."""
+    """Refs to the values of a task without exactly one value."""
     return [ObjectRef(object_id(task_of(first), index), client) for index in range(returns)] or None
 
 
@@ -388,13 +386,13 @@ def _with_defaults(function: Any, options: Mapping[str, Any]) -> Mapping[str, An
     """Return the options, with the defaults for this kind of function."""
     if not _flags(function) & (_COROUTINE | _ASYNC_GENERATOR):
         return options
-    # An ``async def`` function mostly waits, so it asks for no CPU, and many run in one worker.
+    # It mostly waits, so it asks for no CPU, and many run in one worker.
     said = {name: value for name, value in options.items() if value is not None}
     return {"num_cpus": 0, "max_concurrency": ASYNC_CONCURRENCY, **said}
 
 
 def made(function: Callable[..., Any], options: Mapping[str, Any]) -> RemoteFunction:
-    """Return the kind of remote function that these options ask for. A function that yields is a stream by default."""
+    """Return the kind of remote function for these options. A function that yields is a stream by default."""
     options = _with_defaults(function, options)
     if options.get("num_returns") is None and _flags(function) & (_GENERATOR | _ASYNC_GENERATOR):
         options = {**options, "num_returns": "streaming"}
@@ -411,7 +409,6 @@ def made(function: Callable[..., Any], options: Mapping[str, Any]) -> RemoteFunc
 
 
 def _check_kind(function: Any, options: Mapping[str, Any]) -> None:
-    """Raise OptionError for options that this kind of function does not support."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if options.get("max_buffered") is not None and mode_of(options) != "streaming":
         raise OptionError(f'max_buffered is for num_returns="streaming": {name} makes no stream')
@@ -440,7 +437,7 @@ def _positional(function: Any) -> tuple[int, float]:
 def dump_call(
     client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any], options: Pairs | None = None, actors: Sequence[bytes] = ()
 ) -> tuple[bytes, tuple[bytes, ...], Pairs | None, list[ObjectRef]]:
-    """Return (arguments, dependencies, options, refs to hold until submitted) of one call of a function, or of a method of these actors."""
+    """As ``RemoteFunction._call``, for a function or for a method of these actors."""
     held: list[ObjectRef] = []
     try:
         arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef, client.config.inline_bytes)
@@ -461,7 +458,7 @@ def dump_call(
 
 
 def _dump_far(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, tuple[bytes, ...], tuple[bytes, ...]] | None:
-    """Return the arguments of a call as they travel to another node with it; None if they are too large for that."""
+    """Return a call's arguments as they travel to another node; None if they are too large."""
     try:
         return dump_arguments(args, kwargs, ObjectRef, FAR_BYTES_MAX)
     except ArgumentsTooLarge:
@@ -469,7 +466,7 @@ def _dump_far(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, tup
 
 
 def naming_refs(options: Pairs | None, contained: tuple[bytes, ...]) -> Pairs | None:
-    """Return the options of a call with these objects added to those that it names."""
+    """Return a call's options with these objects among those that it names."""
     if not contained:
         return options
     others = tuple(pair for pair in options or () if pair[0] != "contains")
@@ -480,7 +477,7 @@ def naming_refs(options: Pairs | None, contained: tuple[bytes, ...]) -> Pairs | 
 def _store_large(
     client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any], of_actor: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[ObjectRef]]:
-    """Store the large arguments: each over ``inline_bytes``, and the largest others while their total is too large."""
+    """Store large arguments: each over ``inline_bytes``, and the largest others while the total is too large."""
     for name in kwargs:
         check_length("the name of an argument", name)
     values: dict[int, tuple[str, SerializedValue]] = {}

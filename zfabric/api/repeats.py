@@ -1,7 +1,6 @@
 """Warns once of a large argument, or of a function with large data, that is sent again and again: ``zf.put`` stores such data once.
 
-Arguments are told apart by their contents, since a list or a dict around an array is another one for each call. Most of the bytes are
-looked at only if a sample of them was there before.
+Arguments are compared by content, since each call may wrap an array in another list. Most bytes are read only if a sample was seen before.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from zfabric.adapters.serialization import SerializedValue
 from zfabric.runtime.lines import ZFABRIC
 
 LARGE = 10 * 10**6
-"""Bytes from which on something is worth storing once: below, a copy takes a few milliseconds."""
+"""Least bytes worth storing once: fewer are copied in milliseconds."""
 AGAIN = 3
-"""How often something is sent before it counts: twice may be a retry, or a first try."""
+"""Sends that cause the warning: two may be a retry, or a first try."""
 REMEMBERED = 64
 """Most arguments and functions that are remembered, the latest ones."""
 SAMPLES, SAMPLE_BYTES = 64, 256
-"""How many pieces of each buffer are looked at each time, and of what size: 16 KiB."""
+"""Pieces of each buffer that are compared each time, and their bytes."""
 
 
 class _Sent(NamedTuple):
@@ -38,7 +37,7 @@ _warned: set[str] = set()
 
 
 def argument_sent(name: str, value: SerializedValue) -> None:
-    """Note that a call's argument is stored for that call alone. Warn if this is the third time."""
+    """Note that an argument is stored for one call. Warn the third time."""
     if value.size < LARGE or "argument" in _warned:
         return
     pieces = value.pieces()
@@ -55,7 +54,7 @@ def argument_sent(name: str, value: SerializedValue) -> None:
 
 
 def function_sent(function: Any, name: str, size: int, calls: int = 1) -> bool:
-    """Note that a function, or a class, of ``size`` bytes with what it captures is called. Warn from the third time on.
+    """Note calls of a function or class of ``size`` bytes with what it captures. Warn from the third on.
 
     Return whether its next call is to be noted, too.
     """

@@ -1,4 +1,4 @@
-"""Signatures as text, which handles carry: a handle checks arguments without importing the class."""
+"""Signatures as text, which handles carry: they check arguments without importing the class."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import inspect
 
 DEFAULT_LENGTH_MAX = 60
-"""The longest default, in characters, that is shown."""
+"""Longest default that is shown, in characters."""
 
 
 class _Text:
@@ -24,20 +24,20 @@ class _Text:
 
 
 def signature_as_called(called: Any) -> inspect.Signature:
-    """Return the signature that a call has to fit: that of a wrapper, not of the function that it wraps (``functools.wraps``).
+    """Return the signature that a call has to fit: a wrapper's, not the wrapped function's (``functools.wraps``).
 
-    Raises ValueError or TypeError for some callables that are written in C.
+    Raises ValueError or TypeError for some callables written in C.
     """
     import inspect  # Programs without actors start sooner without it.
 
     try:
         return inspect.signature(called, follow_wrapped=False)
-    except ValueError:  # Functions with a cache are written in C, and take what the function inside takes.
+    except ValueError:  # Functions with a cache are written in C, and take what the inner function takes.
         return inspect.signature(called)
 
 
 def fit(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise TypeError if these arguments do not fit a signature."""
+    """Raise TypeError if these arguments do not fit."""
     bound = signature.bind(*args, **kwargs)
     for name, each in signature.parameters.items():
         if name not in bound.arguments and each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
@@ -54,7 +54,7 @@ def positional(parameters: list[inspect.Parameter]) -> tuple[int, float]:
 
 
 def shown(signature: inspect.Signature, parameters: list[inspect.Parameter]) -> str:
-    """Format these parameters of a signature, for ``shape_of``. A default that is not code is shown as dots.
+    """Format these parameters, for ``shape_of``. A default that is not code is shown as dots.
 
     >>> import inspect
     >>> def method(self, x, key=object(), *rest, flag=True): ...
@@ -76,14 +76,14 @@ def _code_of(value: Any) -> str:
     try:
         text = repr(value)
         ast.parse(text, mode="eval")
-    except Exception:  # The user's __repr__ may raise an error, or return a text that is not code.
+    except Exception:  # The user's __repr__ may raise, or return what is not code.
         return "..."
     return text if len(text) <= DEFAULT_LENGTH_MAX and "\n" not in text else "..."
 
 
 @functools.lru_cache(maxsize=1024)
 def shape_of(text: str) -> inspect.Signature | None:
-    """Parse a signature from its text, with texts as defaults and annotations. None if the text is not code."""
+    """Parse a signature, with texts as defaults and annotations. None if the text is not code."""
     import ast
     from inspect import Parameter, Signature
 

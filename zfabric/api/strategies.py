@@ -1,6 +1,6 @@
 """Strategies: which nodes may run a task or an actor, under Ray's names. Validated here, and encoded for messages (``protocol.options``).
 
-The options are ``scheduling_strategy`` and ``label_selector``. Nodes are identified by what ``zf.nodes()`` returns: ids and labels.
+The options are ``scheduling_strategy`` and ``label_selector``, with ids and labels as in ``zf.nodes()``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zfabric.protocol.options import ANY_BUNDLE, NODE_ID, SPREAD, Demand, GroupT
 from zfabric.runtime.interface import ClientInterface
 
 NODE_ID_LABELS = ("ray.io/node-id", "ray.io/node_id")
-"""Labels that every node has under Ray, in newer and older versions: its id."""
+"""Ray's labels, newer and older, for a node's id."""
 
 _Of = TypeVar("_Of")
 
@@ -26,7 +26,7 @@ class NodeAffinitySchedulingStrategy:
     """Run on the node with the id ``node_id``; with ``soft``, on another one if that node does not exist.
 
     Used as ``scheduling_strategy`` of a function or class. The call raises TaskUnschedulableError if the node does not exist. If it dies
-    later, that is the outcome of the tasks that it had.
+    later, that is the outcome of its tasks.
 
     >>> import zfabric as zf
     >>> from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -52,8 +52,6 @@ class NodeAffinitySchedulingStrategy:
 
 
 class _Operator:
-    """How the value of a label is compared."""
-
     operator = "in"
 
     def __init__(self, *values: str) -> None:
@@ -97,8 +95,8 @@ class DoesNotExist(Exists):
 class NodeLabelSchedulingStrategy:
     """Run on nodes whose labels satisfy all of ``hard``; among these, on ones that satisfy all of ``soft``, if there are any.
 
-    Both map a label to ``In``, ``NotIn``, ``Exists`` or ``DoesNotExist``; OptionTypeError is raised for anything else. Tasks are dealt out
-    evenly to the nodes that fit. They wait while there is none.
+    Both map a label to ``In``, ``NotIn``, ``Exists`` or ``DoesNotExist``, or OptionTypeError is raised. Tasks are dealt out evenly to the
+    nodes that fit, and wait while there is none.
 
     >>> from zfabric.util.scheduling_strategies import In, NodeLabelSchedulingStrategy
     >>> NodeLabelSchedulingStrategy(hard={"zone": In("a", "b")})
@@ -120,8 +118,8 @@ class NodeLabelSchedulingStrategy:
 class PlacementGroupSchedulingStrategy:
     """Run in ``placement_group``, in the bundle ``placement_group_bundle_index`` or (-1) in any; with None as the group, outside of all.
 
-    A task whose strategy has ``placement_group_capture_child_tasks`` has what it submits run in the group, too, unless that says otherwise.
-    The call raises OptionError if the bundle, or each of the bundles, has less than the task asks for.
+    With ``placement_group_capture_child_tasks``, what a task submits runs in the group, too, unless it says otherwise. The call raises
+    OptionError if the bundle, or each of the bundles, has less than the task asks for.
 
     >>> import zfabric as zf
     >>> from zfabric.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -165,7 +163,7 @@ def check_strategy(value: Any) -> None:
 def check_selector(value: Any) -> None:
     """Raise OptionError unless this is a label selector: a dict of a label to "value", "!value", "in(a, b)" or "!in(a, b)".
 
-    Values have no parentheses: what is meant as an operator, and is none, would fit no node. ``In`` takes values with parentheses.
+    Values have no parentheses, since a misspelt operator would fit no node. ``In`` takes values with parentheses.
     """
     if not isinstance(value, Mapping):
         raise OptionTypeError(f'label_selector is a dict such as {{"zone": "in(a, b)"}}, not {value!r}')
@@ -197,7 +195,7 @@ def _keys(labels: Mapping[str, _Of]) -> dict[str, _Of]:
 
 
 def strategy_of(options: Mapping[str, Any]) -> Strategy | None:
-    """Encode what checked options say about nodes: empty for any node, also in a placement group's task; None if they say nothing."""
+    """Encode checked options about nodes: empty for any node, also in a placement group's task; None if they say nothing."""
     strategy, selector = options.get("scheduling_strategy"), options.get("label_selector") or {}
     terms = [
         ("hard", label, "not in" if text.startswith("!") else "in", _values(text.removeprefix("!")))
@@ -218,10 +216,9 @@ def strategy_of(options: Mapping[str, Any]) -> Strategy | None:
 
 
 def check_place(options: Mapping[str, Any], client: ClientInterface, name: str, usual: Demand) -> None:
-    """Raise an error if the options require what is not there.
+    """Raise TaskUnschedulableError for a required node that does not exist, OptionError for more than a group's bundles have.
 
-    TaskUnschedulableError if that is a node, OptionError if it is more than the bundles of a placement group have. ``usual`` is the demand
-    without options.
+    ``usual`` is the demand without options.
     """
     strategy = options.get("scheduling_strategy")
     if isinstance(strategy, PlacementGroupSchedulingStrategy):
@@ -236,7 +233,6 @@ def check_place(options: Mapping[str, Any], client: ClientInterface, name: str, 
 
 
 def _in_group(strategy: PlacementGroupSchedulingStrategy) -> Strategy:
-    """Encode the strategy; empty without a group."""
     group = strategy.placement_group
     if group is None:
         return ()
@@ -245,7 +241,7 @@ def _in_group(strategy: PlacementGroupSchedulingStrategy) -> Strategy:
 
 
 def _check_bundles(strategy: PlacementGroupSchedulingStrategy, demand: Demand, name: str) -> None:
-    """Raise OptionError if no bundle that may be used has as much."""
+    """Raise OptionError if no usable bundle has as much."""
     index = strategy.placement_group_bundle_index
     if strategy.placement_group is None or index < ANY_BUNDLE:
         return

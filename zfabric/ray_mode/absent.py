@@ -1,4 +1,4 @@
-"""Names of Ray that exist, so that modules can import them, and that cannot be used; and those that do not exist."""
+"""Names of Ray that modules can import and nobody can use, and names that do not exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = "docs/as-ray.md says what there is"
 
 
 class Absent:
-    """Stands for a class or function of Ray's inside. Whoever uses it gets NotInRayModeError with its name."""
+    """Stands for an internal class or function of Ray. Its use raises NotInRayModeError with its name."""
 
     def __init__(self, name: str, instead: str = "") -> None:
         self.__name__ = self.__qualname__ = name
@@ -49,7 +49,7 @@ class Absent:
 
 
 def _never_made(absent: Absent) -> type:
-    """A class to derive from, of which no instance can be made."""
+    """A class to derive from, never to instantiate."""
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
         absent._raise()
@@ -58,7 +58,7 @@ def _never_made(absent: Absent) -> type:
 
 
 class Incomplete:
-    """Base of an object of Ray's inside that has some of its names; the others raise NotInRayModeError. ``STANDS_FOR`` is its place."""
+    """Base of an internal object of Ray that has some of its names; others raise NotInRayModeError. ``STANDS_FOR`` is its place."""
 
     STANDS_FOR: ClassVar[str]
 
@@ -69,13 +69,13 @@ class Incomplete:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Return a hint at the name that was probably meant; empty if none is close."""
+    """Return a hint at a similar name, or an empty string."""
     close = difflib.get_close_matches(name, known, 1)
     return f"; there is {close[0]!r}" if close else ""
 
 
 def attributes(module: str, why: str = "") -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a stand-in: names that it lacks raise AttributeError with the page, and ``why`` there are not more."""
+    """Return the ``__getattr__`` of a stand-in: missing names raise AttributeError with the page and ``why``."""
 
     def lacks(name: str) -> NoReturn:
         known = [each for each in vars(sys.modules[module]) if not each.startswith("__")]
@@ -85,7 +85,7 @@ def attributes(module: str, why: str = "") -> Callable[[str], Any]:
 
 
 def submodules(package: str) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a stand-in for a package, whose modules are loaded on first use."""
+    """Return the ``__getattr__`` of a package's stand-in, which loads modules on first use."""
     lacks = attributes(package)
 
     def load(name: str) -> Any:
@@ -97,6 +97,6 @@ def submodules(package: str) -> Callable[[str], Any]:
         except ModuleNotFoundError as error:
             if error.name not in (whole, package):
                 raise
-            return lacks(name)  # Both errors are shown, and the first one says where libraries come from.
+            return lacks(name)  # Both errors are shown; the first says where libraries come from.
 
     return load

@@ -1,7 +1,4 @@
-"""What refs, generators, actors and functions have in this mode alone: names of Ray's that its libraries use, and programs hardly.
-
-zfabric's own classes get them, so that values are the same objects in and outside of the libraries.
-"""
+"""What zfabric's refs, generators, actors and functions have in this mode alone: names that Ray's libraries use, and programs hardly."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from zfabric.util.metrics import Metric
 
 
 def add() -> None:
-    """Give zfabric's classes the names. They keep them as long as the process lives."""
+    """Add the names to zfabric's classes, for the process's life."""
     kinds: dict[type, dict[str, Any]] = {
         ObjectRef: {
             "__bool__": lambda ref: True,
@@ -125,14 +122,14 @@ def _id_or_none(kind: Any, text: str | None) -> Any:
 
 
 def _on_completed(self: ObjectRef, callback: Callable[[Any], None]) -> None:
-    """Call ``callback`` with the value, or with the error that reading it raises."""
+    """Call ``callback`` with the value, or with the error of reading it."""
 
     def read() -> None:
         try:
             found = self._read()
-        except NotInitializedError:  # This process has left the cluster. As in Ray, nothing is called then.
+        except NotInitializedError:  # As in Ray, nothing is called after this process has left the cluster.
             return
-        except Exception as error:  # Whatever it is, the callback gets it.
+        except Exception as error:  # The callback gets any error.
             found = error
         callback(found)
 
@@ -140,7 +137,7 @@ def _on_completed(self: ObjectRef, callback: Callable[[Any], None]) -> None:
 
 
 def _on_ready(self: ObjectRef, callback: Callable[[Any], None]) -> Callable[[], None]:
-    """Call ``callback(None)`` once the value exists, without reading it. Return a function that takes this back."""
+    """Call ``callback(None)`` once the value exists, without reading it. Return a function that revokes this."""
     wanted = [callback]
 
     def tell() -> None:
@@ -155,7 +152,7 @@ def _on_ready(self: ObjectRef, callback: Callable[[Any], None]) -> Callable[[], 
 
 
 def _next_sync(self: ObjectRefGenerator, timeout_s: float | None = None) -> Any:
-    """Return the next ref, or the nil ref if there is none after ``timeout_s`` (None or -1: wait). Raises StopIteration at the end."""
+    """Return the next ref, or the nil ref after ``timeout_s`` (None or -1: wait). Raises StopIteration at the end."""
     with contextlib.suppress(GetTimeoutError):
         return self.next(timeout=None if timeout_s is None or timeout_s < 0 else timeout_s)
     return NO_REF
@@ -176,7 +173,7 @@ def _consume(self: ObjectRefGenerator, count: int) -> None:
 
 
 class _IdOfGroup:
-    """The ``id`` of a placement group, as an object of Ray's kind. The group itself has the bytes."""
+    """A placement group's ``id`` as an object of Ray's kind; the group has the bytes."""
 
     def __get__(self, group: PlacementGroup | None, kind: type) -> Any:
         return self if group is None else PlacementGroupID(vars(group)["id"])
@@ -189,7 +186,7 @@ class _IdOfGroup:
 
 
 def _remote(self: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
-    """``remote`` with its arguments as two values, and with options."""
+    """``remote`` with its arguments as two values, and options."""
     return (self.options(**options) if options else self).remote(*args, **(kwargs or {}))
 
 
@@ -199,7 +196,7 @@ def _type_called(name: str) -> type[ActorClass[..., Any]]:
 
 
 def _named_type(fill: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a method that fills a remote class: as in Ray, its type is named after it then. veRL names its workers by that."""
+    """Wrap a method that fills a remote class: as in Ray, its type gets its name, which veRL uses."""
 
     @functools.wraps(fill)
     def filled(self: Any, *args: Any) -> None:
@@ -210,7 +207,7 @@ def _named_type(fill: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Metadata:
-    """What programs read of a remote class: the class itself, its name and the options that it was declared with."""
+    """What programs read of a remote class: the class, its name and its declared options."""
 
     def __init__(self, kind: ActorClass) -> None:
         self.modified_class = kind._kind

@@ -1,4 +1,4 @@
-"""Ray's decorators that say how stable a name is. They change nothing."""
+"""Ray's decorators for the stability of names. They change nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cluster has and what of it is free, as Ray's ``state`` says it."""
+"""The cluster's resources and nodes, in the form of Ray's ``state``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from zfabric.api.lifecycle import connected
 from zfabric.util import placement_group_table
 
 _seen: dict[str, dict[str, Any]] = {}
-"""Each node as this process has last seen it: the cluster itself remembers of a dead one no more than its id."""
+"""Each node as last seen here: of a dead one the cluster has the id alone."""
 
 
 def all_nodes() -> list[dict[str, Any]]:
-    """The living nodes, as ``zfabric.nodes`` lists them, and then those that died or left: they are not alive, and have nothing."""
+    """The living nodes, as ``zfabric.nodes`` lists them, then those that died or left, without resources."""
     living = [{**node, "Resources": _without_nothing(node["Resources"])} for node in nodes()]
     _seen.update({node["NodeID"]: node for node in living})
     dead = [each for each in connected().query("dead nodes") if each not in {node["NodeID"] for node in living}]
@@ -23,7 +23,7 @@ def all_nodes() -> list[dict[str, Any]]:
 
 
 def cluster_resources() -> dict[str, float]:
-    """The resources of all nodes together. As in Ray, what there is nothing of is not among them."""
+    """The resources of all nodes together, without zeros, as in Ray."""
     return _without_nothing(zfabric.cluster_resources())
 
 
@@ -32,12 +32,12 @@ def _without_nothing(amounts: dict[str, float]) -> dict[str, float]:
 
 
 def totals_by_node() -> dict[str, dict[str, float]]:
-    """The resources of each living node, by its id."""
+    """The resources of each living node, by id."""
     return {node["NodeID"]: dict(node["Resources"]) for node in nodes()}
 
 
 def available_by_node() -> dict[str, dict[str, float]]:
-    """What is free on each living node, by its id."""
+    """What is free on each living node, by id."""
     return {str(status["node"]): dict(status["available"]) for status in connected().query("statuses")}
 
 
@@ -45,7 +45,7 @@ class GlobalState:
     """``ray._private.state.state``."""
 
     def placement_group_table(self, placement_group_id: Any) -> dict[str, Any]:
-        """Describe a placement group, by its id. Raises KeyError if there is none."""
+        """Describe a placement group. Raises KeyError for an unknown id."""
         name = placement_group_id.hex() if isinstance(placement_group_id, bytes) else str(placement_group_id)
         found: dict[str, Any] = placement_group_table()[name]
         return found
@@ -55,7 +55,7 @@ class GlobalState:
         return all_nodes()
 
     def get_draining_nodes(self) -> dict[str, int]:
-        """Nodes that are about to end, with their deadlines: none, since zfabric moves what runs there by itself."""
+        """Nodes about to end, with deadlines: none, since zfabric moves what runs there."""
         return {}
 
     def get_cluster_config(self) -> None:

@@ -1,4 +1,4 @@
-"""``python -m zfabric.as_ray program.py ARGS`` runs a program of Ray; ``--check`` says what of Ray is here."""
+"""``python -m zfabric.as_ray program.py ARGS`` runs a program of Ray; ``--check`` reports what of Ray is here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray's client of its control service: the cluster's key-value store, and its nodes."""
+"""Ray's client of its control service: the key-value store, and the nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ControlClient(Incomplete):
         self.address = address
 
     def internal_kv_get(self, key: Text, namespace: Text | None = None, timeout: float | None = None) -> bytes | None:
-        """The value of a key; None if there is none."""
+        """Return a key's value, or None."""
         return kv.get(key, namespace=_text(namespace))
 
     def internal_kv_put(
@@ -34,7 +34,7 @@ class ControlClient(Incomplete):
         return int(not put(key, value, overwrite, namespace))
 
     def internal_kv_del(self, key: Text, del_by_prefix: bool = False, namespace: Text | None = None, timeout: float | None = None) -> int:
-        """Delete a key, or all that begin with it. Return how many there were."""
+        """Delete a key, or all keys with this prefix. Return how many there were."""
         return kv.delete(key, namespace=_text(namespace), prefix=del_by_prefix)
 
     def internal_kv_exists(self, key: Text, namespace: Text | None = None, timeout: float | None = None) -> bool:
@@ -62,7 +62,7 @@ class ControlClient(Incomplete):
         }
 
     def get_all_resource_usage(self, timeout: float | None = None) -> Any:
-        """What each living node has and what of it is free."""
+        """What each living node has, and what is free."""
         totals, free = totals_by_node(), available_by_node()
         batch = [
             SimpleNamespace(node_id=bytes.fromhex(node), resources_total=amounts, resources_available=free.get(node, {}))
@@ -76,31 +76,31 @@ class ControlClient(Incomplete):
         return [each.hex() in living for each in node_ids]
 
     def get_draining_nodes(self, *args: Any, **options: Any) -> dict[NodeID, int]:
-        """Nodes that are about to end, with their deadlines: none, since zfabric moves what runs there by itself."""
+        """Nodes about to end, with deadlines: none, since zfabric moves what runs there."""
         return {}
 
 
 class ErrorSubscriber:
-    """``ray._raylet.GcsErrorSubscriber``. None arrives: zfabric shows a program what it should know, and raises what it must."""
+    """``ray._raylet.GcsErrorSubscriber``. Nothing arrives: zfabric shows or raises errors itself."""
 
     def __init__(self, worker_id: bytes | None = None, address: str | None = None) -> None:
         self._closed = threading.Event()
 
     def subscribe(self) -> None:
-        """Begin."""
+        """Do nothing."""
 
     def poll(self, timeout: float | None = None) -> tuple[None, None]:
-        """Wait ``timeout`` seconds, or until ``close``, for (the id of a job, an error). Return (None, None)."""
+        """Wait ``timeout`` seconds, or until ``close``. Return (no job, no error)."""
         self._closed.wait(timeout)
         return None, None
 
     def close(self) -> None:
-        """End."""
+        """End ``poll``."""
         self._closed.set()
 
 
 def put(key: Text, value: Text, overwrite: bool, namespace: Text | None) -> bool:
-    """Store a value that outlives the job, as Ray's does. Return whether the key was there already."""
+    """Store a value that outlives the job, as Ray's does. Return whether the key existed."""
     data = value.encode() if isinstance(value, str) else value
     return kv.store(key, data, _text(namespace), overwrite, keep=True).existed
 

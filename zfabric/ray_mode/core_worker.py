@@ -23,12 +23,12 @@ class CoreWorkerClient(Incomplete):
     STANDS_FOR = "ray._private.worker.global_worker.core_worker"
 
     def add_object_out_of_scope_callback(self, ref: ObjectRef, callback: Callable[[bytes], None]) -> bool:
-        """Call ``callback`` with the id of a value once nothing in the cluster refers to it."""
+        """Call ``callback`` with a value's id once nothing in the cluster refers to it."""
         on_freed(ref, callback)
         return True
 
     def get_object_locations(self, refs: list[ObjectRef], timeout_ms: int = -1) -> dict[ObjectRef, dict[str, Any]]:
-        """Where values are, and their sizes in bytes."""
+        """Return nodes and sizes in bytes of values."""
         return locations(refs)
 
     def object_exists(self, ref: ObjectRef, memory_store_only: bool = False) -> bool:
@@ -38,9 +38,9 @@ class CoreWorkerClient(Incomplete):
         return small if memory_store_only else small or get_runtime_context().get_node_id() in found.nodes
 
     def get_all_reference_counts(self) -> dict[bytes, dict[str, int]]:
-        """The values that this process refers to, by id in hexadecimal: refs, and tasks and calls without an outcome that take it.
+        """Count, by id in hexadecimal, refs of this process, and unfinished tasks and calls that take the value. For tests.
 
-        Handles of actors are left out. It looks at all objects of the process, and is for tests.
+        Looks at all objects of the process. Actor handles are left out.
         """
         handles = {each._id + FIRST_RETURN for each in gc.get_objects() if type(each) is ActorHandle}
         counts = {each: count for each, count in connected().reference_counts().items() if each not in handles}
@@ -55,11 +55,11 @@ class CoreWorkerClient(Incomplete):
         return WorkerID.from_hex(get_runtime_context().get_worker_id())
 
     def get_local_actor_state(self, actor_id: bytes) -> int | None:
-        """The state of an actor as this process last received it, in Ray's numbers; None if this process has not called it."""
+        """An actor's state as last received here, in Ray's numbers; None if this process has not called it."""
         return local_actor_state(actor_id)
 
     def get_local_memory_store_bytes_used(self) -> int:
-        """Bytes of small values in this process: those that are not in the object store."""
+        """Bytes of small values in this process, outside of the object store."""
         return connected().inline_bytes()
 
     def get_disable_job_level_lineage_reconstruction(self) -> bool:
@@ -68,7 +68,7 @@ class CoreWorkerClient(Incomplete):
 
 
 def locations(refs: list[ObjectRef]) -> dict[ObjectRef, dict[str, Any]]:
-    """Where values are, in Ray's form. A small value travels in messages: it is where it is asked for."""
+    """Where values are, in Ray's form. A small value, which travels in messages, is here."""
     here = get_runtime_context().get_node_id()
     return {
         ref: {
@@ -81,7 +81,7 @@ def locations(refs: list[ObjectRef]) -> dict[ObjectRef, dict[str, Any]]:
 
 
 def local_actor_state(actor_id: bytes) -> int | None:
-    """The state of an actor, as ``CoreWorkerClient.get_local_actor_state`` returns it."""
+    """As ``CoreWorkerClient.get_local_actor_state``."""
     known = connected().actor_state(bytes(actor_id))
     if known is None:
         return None

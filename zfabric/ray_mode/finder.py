@@ -1,7 +1,6 @@
-"""Where each module of ``ray`` comes from: a file of the directory ``ray`` beside this one, else the user's Ray, else ``without_ray``.
+"""Where modules of ``ray`` come from: the directory ``ray`` beside this file, else the user's Ray, else ``without_ray``.
 
-A binary of Ray is never loaded, and ``ray/__init__.py`` of the installation never run: this finder knows only files of Python, and the
-package ``ray`` itself is zfabric's.
+No binary of Ray is loaded, and its ``ray/__init__.py`` never runs: this finder knows only Python files.
 """
 
 from __future__ import annotations
@@ -18,13 +17,11 @@ from zfabric.ray_mode.absent import PAGE, nearest
 from zfabric.ray_mode.installed import Installed
 
 OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ray")
-"""The directory with zfabric's modules of ``ray``."""
 WITHOUT_RAY = os.path.join(os.path.dirname(OWN), "without_ray")
-"""The directory with modules of ``ray`` that exist only where no Ray is installed."""
 
 
 class Finder(MetaPathFinder):
-    """Finds ``ray`` and every module below it. ``installed`` is the user's Ray, None if there is none."""
+    """Finds ``ray`` and every module below it. ``installed`` is the user's Ray, or None."""
 
     def __init__(self, installed: Installed | None) -> None:
         self.installed = installed
@@ -63,5 +60,5 @@ class Finder(MetaPathFinder):
         libraries = "" if self.installed else "no Ray is installed here, which Ray's libraries come from: pip install 'ray[...]'; "
         known = {entry.removesuffix(".py") for place in places if os.path.isdir(place) for entry in os.listdir(place)}
         text = f"there is no module {name!r} on zfabric{nearest(last, sorted(known))} ({libraries}{PAGE})"
-        # Python would replace an error with the whole name by one of its own, without this text (``from ray import tune``).
+        # Python would replace an error with the whole name by its own (``from ray import tune``).
         return ModuleNotFoundError(text, name=package if self.installed is None else name)

@@ -1,4 +1,4 @@
-"""Ray's ids, which are objects with ``hex()``, ``binary()`` and ``is_nil()``. They are bytes, as zfabric's are, and equal to these."""
+"""Ray's ids, objects with ``hex()``, ``binary()`` and ``is_nil()``. They are bytes, equal to zfabric's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zfabric.protocol.ids import INCARNATION_BYTES, JOB_BYTES, TASK_BYTES, job_i
 
 
 class Id(bytes):
-    """An id. Its length is that of zfabric's ids of this kind, and not Ray's."""
+    """An id, of the length that zfabric's ids of this kind have."""
 
     SIZE: ClassVar[int] = TASK_BYTES
 
@@ -18,12 +18,12 @@ class Id(bytes):
         return bytes(self)
 
     def is_nil(self) -> bool:
-        """Whether this is the id that nothing has."""
+        """Whether nothing has this id."""
         return self == self.nil()
 
     @classmethod
     def size(cls) -> int:
-        """How many bytes an id of this kind has."""
+        """Bytes of an id of this kind."""
         return cls.SIZE
 
     @classmethod

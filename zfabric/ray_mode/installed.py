@@ -1,4 +1,4 @@
-"""The user's Ray: where it is installed, and which version it is. Nothing of it is run to find out."""
+"""The user's Ray: where it is installed, and its version. Finding out runs nothing of it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import NamedTuple
 from zfabric.exceptions import ConfigError
 
 TESTED = ("2.60",)
-"""Versions of Ray whose libraries are tested on zfabric."""
+"""Versions whose libraries are tested on zfabric."""
 NEWEST = "2.60.0"
-"""What ``ray.__version__`` is where no Ray is installed."""
+"""``ray.__version__`` where no Ray is installed."""
 
 
 class Installed(NamedTuple):
     """An installed distribution."""
 
     directory: str
-    """That of the package ``ray``."""
+    """The directory of the package ``ray``."""
     version: str
 
 
 def find() -> Installed | None:
-    """Return the Ray that this process would import, or None. Raises ConfigError if ``sys.path`` has two of different versions."""
+    """Return the Ray that this process would import, or None. Raises ConfigError if ``sys.path`` has two versions."""
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions(name="ray"):
         directory = os.path.realpath(str(distribution.locate_file("ray")))

@@ -18,14 +18,14 @@ PRELUDE = "zfabric.as_ray"
 """What workers of a job in this mode import first."""
 
 BELOW = ("numpy", "pandas", "pyarrow", "sklearn", "torch")
-"""Libraries that programs of Ray use in workers, and that take long to import."""
+"""Libraries that workers of Ray's programs use, and that take long to import."""
 
 
 def enter() -> None:
     """Make ``ray`` the name of zfabric in this process. Has no effect if called again.
 
-    Raises AlreadyInitializedError if Ray itself is imported, or if this process is connected to a cluster without the mode: what it has
-    exported by then, workers would load without it.
+    Raises AlreadyInitializedError if Ray itself is imported, or if this process is connected to a cluster without the mode: workers would
+    load earlier exports without it.
     """
     if any(isinstance(each, Finder) for each in sys.meta_path):
         return
@@ -44,7 +44,7 @@ def enter() -> None:
     if interface.current() is None:  # A worker's driver has said so.
         _warn(ray)
     add()
-    warnings.filterwarnings("ignore", message="max_calls=", category=RuntimeWarning)  # Ray's libraries ask for it where they are imported.
+    warnings.filterwarnings("ignore", message="max_calls=", category=RuntimeWarning)  # Ray's libraries use it.
     interface.prelude = PRELUDE
     interface.warm = modules_to_share
     terminal.takes_line = draw
@@ -56,9 +56,9 @@ def enter() -> None:
 
 
 def modules_to_share() -> tuple[str, ...]:
-    """The modules that workers are forked with: the mode, and what this process has loaded of Ray and of the libraries below it.
+    """Modules that workers are forked with: the mode, and what this process has loaded of Ray and the libraries below.
 
-    Each of Ray's libraries takes seconds to import, and Tune, Serve and Data make many actors that live for less.
+    Each takes seconds to import, and Tune, Serve and Data make many short-lived actors.
     """
     loaded = [name for name in (*sys.modules, *BELOW) if name in sys.modules and (name in BELOW or name.partition(".")[0] == "ray")]
     return (PRELUDE, *dict.fromkeys(loaded))

@@ -18,7 +18,7 @@ LIBRARIES = ("data", "train", "tune", "rllib", "serve")
 
 
 def report() -> int:
-    """Print Ray's version, which libraries can be imported, and which names cannot be used. Return 1 if a library cannot be imported."""
+    """Print Ray's version, importable libraries and unusable names. Return 1 if a library cannot be imported."""
     ray = find()
     tested = ", ".join(TESTED)
     if ray is None:
@@ -42,7 +42,7 @@ def report() -> int:
 
 
 def modules(places: Sequence[str] = (OWN,)) -> Iterator[str]:
-    """The modules of ``ray`` in these directories: those that zfabric has itself."""
+    """Modules of ``ray`` that zfabric has itself."""
     for place in places:
         for directory, folders, files in os.walk(place):
             folders[:] = sorted(folder for folder in folders if folder != "__pycache__")
@@ -53,11 +53,11 @@ def modules(places: Sequence[str] = (OWN,)) -> Iterator[str]:
 
 
 def _problem(module: str) -> str:
-    """Why a module cannot be imported; empty if it can be."""
+    """Return why a module cannot be imported; empty if it can."""
     try:
         with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             importlib.import_module(module)
-    except Exception as error:  # Whatever the library raises is what is to be shown.
+    except Exception as error:  # Whatever the library raises is shown.
         return f"{type(error).__name__}: {error}"
     return ""

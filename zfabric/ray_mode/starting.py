@@ -1,4 +1,4 @@
-"""``ray.init``: zfabric's, with the arguments of Ray's that mean something else here."""
+"""``ray.init``: zfabric's, with those of Ray's arguments that mean something else here."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ CLIENT_SCHEME = "ray://"
 DETACHED = 0
 """How a ``JobConfig`` writes that its actors are detached unless they say otherwise."""
 hooks: list[Callable[[], None]] = []
-"""What libraries have run once a program is connected: Ray's ``_post_init_hooks``."""
+"""Called once a program is connected: Ray's ``_post_init_hooks``."""
 MODIN_IMPORTS = "__MODIN_AUTOIMPORT_PANDAS__"
-"""Modin sets this while it calls ``init``, and has a ``.pth`` file by which every new interpreter then imports pandas. That may start
-threads, and zfabric's processes are forked. Workers import pandas when they need it."""
+"""Set by Modin while it calls ``init``: its ``.pth`` file then imports pandas in every new interpreter, which may start threads before
+zfabric forks.
+"""
 
 
 def init(address: str | None = None, *, _memory: float | None = None, job_config: Any = None, **options: Any) -> ClusterContext:

@@ -63,7 +63,6 @@ _MODULES = (
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name of this package on first use."""
     import importlib
 
     if name in _PLACES:

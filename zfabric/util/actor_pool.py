@@ -10,11 +10,11 @@ from typing import Any
 from zfabric import api as zf
 
 Call = Callable[[Any, Any], zf.ObjectRef | list[zf.ObjectRef]]
-"""A function that calls a method: ``lambda actor, value: actor.double.remote(value)``. ``num_returns`` above 1 returns a list of refs."""
+"""Calls a method: ``lambda actor, value: actor.double.remote(value)``. ``num_returns`` above 1 returns a list of refs."""
 
 
 class ActorPool:
-    """Spreads calls over ``actors`` (handles), one at a time on each; results come in the order of submission, or as they are ready.
+    """Spreads calls over ``actors`` (handles), one at a time on each; results come in submission order, or as they complete.
 
     >>> import zfabric as zf
     >>> from zfabric.util import ActorPool
@@ -30,14 +30,13 @@ class ActorPool:
     def __init__(self, actors: Iterable[Any]) -> None:
         self._idle = list(actors)
         self._running: dict[zf.ObjectRef, tuple[int, Any, Any]] = {}
-        """Running calls by their first ref: the position of each in the order, its actor, and its ref or refs."""
+        """Running calls by first ref: position in the order, actor, ref or refs."""
         self._done: dict[int, Any] = {}
         """Outcomes not yet returned, by position: a ref, or a list of refs."""
         self._waiting: deque[tuple[int, Call, Any]] = deque()
-        """Work that waits for a free actor."""
         self._submitted = 0
         self._next = 0
-        """The position whose result ``get_next`` returns next."""
+        """Position of the next ``get_next``."""
         self._dropped: set[int] = set()
         """Positions whose results are discarded."""
         self._unordered = False
@@ -46,13 +45,13 @@ class ActorPool:
         """Yield results of ``fn(actor, value)`` for each of ``values``, in order. Discards work that was submitted before.
 
         ``fn`` calls a method and returns its ref: ``lambda actor, value: actor.double.remote(value)``. Raises TypeError if it returns
-        anything else, and the error of a method where its result is due.
+        anything else, and a method's error where its result is due.
         """
         self._submit_all(fn, values)
         return self._results(self.get_next)
 
     def map_unordered(self, fn: Call, values: Iterable[Any]) -> Iterator[Any]:
-        """Yield results of ``fn(actor, value)`` for each of ``values``, each as soon as it exists; otherwise as ``map``."""
+        """Yield results of ``fn(actor, value)`` for each of ``values`` as they complete; otherwise as ``map``."""
         self._submit_all(fn, values)
         return self._results(self.get_next_unordered)
 
@@ -70,7 +69,7 @@ class ActorPool:
             yield following()
 
     def submit(self, fn: Call, value: Any) -> None:
-        """Call ``fn(actor, value)`` on the next free actor; ``fn`` is as in ``map``. Does not wait."""
+        """Call ``fn(actor, value)``, as in ``map``, on the next free actor. Does not wait."""
         self._waiting.append((self._submitted, fn, value))
         self._submitted += 1
         self._feed()
@@ -91,7 +90,7 @@ class ActorPool:
             self._running[refs[0]] = (place, actor, made)
 
     def _collect(self, deadline: float | None) -> bool:
-        """Process calls that have ended, waiting for the first; return False if none ended by the deadline."""
+        """Process ended calls, waiting for the first. Return False at the deadline."""
         if not self._running:
             raise ValueError("this pool has work and no actor: push() one")
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -117,8 +116,8 @@ class ActorPool:
     def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
         """Return the next result in submission order, or raise its method's error.
 
-        Raises StopIteration if there is none, and TimeoutError after ``timeout`` seconds; with ``ignore_if_timedout`` that result is then
-        skipped. Raises ValueError after ``get_next_unordered``, while results submitted before that call are incomplete.
+        Raises StopIteration if there is none, and TimeoutError after ``timeout`` seconds; ``ignore_if_timedout`` then skips that result.
+        Raises ValueError after ``get_next_unordered``, while earlier submissions are incomplete.
         """
         if not self.has_next():
             raise StopIteration("there are no more results")
@@ -141,8 +140,8 @@ class ActorPool:
     def get_next_unordered(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
         """Return the first result that exists, or raise its method's error.
 
-        Raises StopIteration, and TimeoutError after ``timeout`` seconds, as ``get_next`` does. ``ignore_if_timedout`` has no effect, and
-        exists for Ray programs: without an order, no result is skipped.
+        Raises StopIteration, and TimeoutError after ``timeout`` seconds, as ``get_next`` does. ``ignore_if_timedout`` is Ray's and has no
+        effect.
         """
         if not self.has_next():
             raise StopIteration("there are no more results")
@@ -157,7 +156,7 @@ class ActorPool:
         return zf.get(ref)
 
     def has_free(self) -> bool:
-        """Whether an actor is free and no work waits for one."""
+        """Whether an actor is free and no work waits."""
         self._look()
         return bool(self._idle) and not self._waiting
 
@@ -173,6 +172,5 @@ class ActorPool:
         self._feed()
 
     def _look(self) -> None:
-        """Process calls that have ended meanwhile."""
         if self._running:
             self._collect(time.monotonic())

@@ -30,32 +30,30 @@ Result = TypeVar("Result")
 _Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 FUNCTIONS_MAX = 1000
-"""Remote functions that an executor caches: a loop that submits lambdas makes a new one each time."""
+"""Most cached remote functions: a loop that submits lambdas makes a new one each time."""
 _BEGUN = ("running", "blocked")
-"""States of running tasks in the cluster's listings."""
 TASKS_MAX = 10_000
-"""The most running tasks in one listing: more than any node runs at a time."""
+"""More than any node runs."""
 
 
 class TaskFuture(Future[Result]):
-    """The future of one call. Made by ``Executor.submit``, with the rules of the standard library.
+    """The future of one call. Made by ``Executor.submit``, with the standard library's rules.
 
     ``zf.cancel(future.ref)`` also stops a call that runs.
     """
 
     ref: zf.ObjectRef | None = None
-    """The task's ref, from its submission to its outcome; None before and after."""
+    """The task's ref, from submission to outcome; else None."""
     begun = False
-    """Whether the call was submitted to the cluster."""
 
     def running(self) -> bool:
-        """Whether the call is running now. Queries the cluster unless the state is known here."""
+        """Whether the call runs. Queries the cluster unless the state is known here."""
         ref = self.ref
         if ref is None or self.done() or super().running():
             return super().running()
         try:
             running = zf.explain(ref).state in _BEGUN
-        except FabricError:  # The cluster is gone, and nothing runs there.
+        except FabricError:  # The cluster is gone.
             return False
         return running and self.set_running()
 
@@ -85,29 +83,28 @@ class TaskFuture(Future[Result]):
         if ref is not None:
             try:
                 zf.cancel(ref)
-            except FabricError:  # The cluster is gone, and the task with it.
+            except FabricError:  # The cluster is gone.
                 pass
         elif not self.begun:
             self.set_running_or_notify_cancel()  # Nothing else would wake those that wait for it.
 
 
 def _running_tasks() -> set[str]:
-    """Return the ids of all running tasks."""
     try:
         rows = connected().query("tasks", TASKS_MAX, _BEGUN) if zf.is_initialized() else ()
-    except FabricError:  # the cluster is gone
+    except FabricError:  # The cluster is gone.
         rows = ()
     return {row["task_id"] for row in rows}
 
 
 _keys = count()
 _open: weakref.WeakSet[Executor] = weakref.WeakSet()
-"""Executors that may have calls without an outcome when the interpreter ends."""
+"""Executors that may have open calls when the interpreter ends."""
 _exiting = False
 
 
 def _at_exit() -> None:
-    """Run all submitted calls before the program, and the cluster inside it, end: as the standard library's executors do."""
+    """Run all submitted calls before the program and its cluster end, as the standard library does."""
     global _exiting
     _exiting = True
     for executor in list(_open):
@@ -115,10 +112,7 @@ def _at_exit() -> None:
 
 
 def _sets_lock_of_tqdm(initializer: Callable[..., Any]) -> bool:
-    """Whether this is the initializer of ``tqdm.contrib.concurrent``, which shares a lock on the terminal.
-
-    Here workers share no terminal: their output comes to the driver line by line. The lock could not be sent to another process.
-    """
+    """Whether this is the initializer of ``tqdm.contrib.concurrent``, whose lock on the terminal cannot be sent and is not needed."""
     owner = getattr(initializer, "__self__", None)
     return getattr(initializer, "__name__", "") == "set_lock" and str(getattr(owner, "__module__", "")).partition(".")[0] == "tqdm"
 
@@ -126,13 +120,12 @@ def _sets_lock_of_tqdm(initializer: Callable[..., Any]) -> bool:
 class Executor(_Executor):
     """Runs calls as tasks; ``options`` are those of ``zf.remote``, for all of them (``num_cpus``, ``max_retries``, ``runtime_env``, …).
 
-    The cluster's workers run the calls; ``max_workers`` limits how many calls of this executor are submitted to the cluster at a time
-    (default: no limit). ``initializer(*initargs)`` is called once in each worker process before the first call there; if it raises an
-    error, that call, all others and ``submit`` raise ``concurrent.futures.BrokenExecutor``. The script's globals that it sets are visible
-    to the functions that run in that process. A cluster is started if there is none, and continues after ``shutdown``.
+    ``max_workers`` limits how many calls are in the cluster at a time (default: no limit). ``initializer(*initargs)`` runs once in each
+    worker process before the first call there; if it fails, all calls and ``submit`` raise ``concurrent.futures.BrokenExecutor``. Calls see
+    the script's globals that it sets. A cluster is started if there is none, and outlives ``shutdown``.
 
-    As in the standard library, a running call cannot be cancelled (``zf.cancel(future.ref)`` stops it nevertheless), and the interpreter
-    does not end before all calls have ended.
+    As in the standard library, a running call cannot be cancelled (``zf.cancel(future.ref)`` stops it), and the interpreter waits for all
+    calls.
 
     >>> import zfabric as zf
     >>> with zf.Executor() as executor:
@@ -158,7 +151,7 @@ class Executor(_Executor):
             raise OptionError(f"a future has one value: num_returns={options['num_returns']!r} is for f.remote()")
         if initializer is not None and _sets_lock_of_tqdm(initializer):
             initializer = None
-        # A number and this object's address would be unique in one process only; workers serve several.
+        # A number and this object's address are unique in one process only; workers serve several.
         key = hash((__version__, id(self), time.time_ns(), next(_keys)))
         self._initializer = None if initializer is None else Initializer(key, initializer, tuple(initargs))
         self._options = options
@@ -167,9 +160,8 @@ class Executor(_Executor):
         self._lock = threading.Lock()
         self._limit = max_workers
         self._room = max_workers
-        """How many more calls may be submitted to the cluster; None for no limit."""
+        """How many more calls may be submitted; None for no limit."""
         self._queue: deque[tuple[TaskFuture[Any], _Call]] = deque()
-        """Calls that wait for room."""
         self._open: dict[TaskFuture[Any], None] = {}
         """Calls without an outcome, in submission order."""
         self._idle = threading.Condition(self._lock)
@@ -179,7 +171,7 @@ class Executor(_Executor):
 
     @property
     def _max_workers(self) -> int:
-        """The largest number of concurrent calls, which other libraries read: the limit, or the cluster's CPUs."""
+        """Concurrent calls, which other libraries read: the limit, or the cluster's CPUs."""
         return self._limit or max(1, int(zf.cluster_resources().get("CPU", 1)))
 
     def _made_remote(self, function: Callable[..., Any]) -> Any:
@@ -190,8 +182,8 @@ class Executor(_Executor):
     def submit(self, fn: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Future[Result]:
         """Run ``fn(*args, **kwargs)`` as a task.
 
-        Raises RuntimeError after ``shutdown``, and TypeError for a function that yields or is remote already. The future has the error if
-        the call cannot be pickled or its arguments do not fit the function.
+        Raises RuntimeError after ``shutdown``, and TypeError for a function that yields or is remote. The future has the error if the call
+        cannot be pickled or its arguments do not fit.
         """
         _check(fn)
         future: TaskFuture[Result] = TaskFuture()
@@ -211,7 +203,7 @@ class Executor(_Executor):
         if future.begun:
             try:
                 self._begin(future, (fn, args, kwargs))
-            except TypeError as error:  # It cannot be pickled, or called so: the future raises it, as in the standard library.
+            except TypeError as error:  # As in the standard library, the future raises it.
                 if future.set_running():
                     future.set_exception(error)
                 self._ended(future)
@@ -221,7 +213,6 @@ class Executor(_Executor):
         return future
 
     def _begin(self, future: TaskFuture[Any], call: _Call) -> None:
-        """Submit a call to the cluster."""
         from zfabric.api.futures import when_done  # This import loads asyncio.
 
         future.ref = ref = self._remote(*call)
@@ -230,7 +221,7 @@ class Executor(_Executor):
         when_done(owner_of(ref), ref.binary(), functools.partial(self._done, future, ref))
 
     def _remote(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Submit a call: a plain function is exported once; any other callable travels with its call."""
+        """A plain function is exported once; any other callable travels with its call."""
         if type(fn) is not types.FunctionType:
             return self._call.remote(fn, args, kwargs)
         remote = self._functions.get(fn)
@@ -252,7 +243,7 @@ class Executor(_Executor):
         self._ended(future)
 
     def _break(self, error: InitializerError) -> None:
-        """Fail all calls that have not begun, and all later ones: the initializer raised an error."""
+        """Fail all calls that have not begun, and later ones."""
         with self._lock:
             if self._broken:
                 return
@@ -267,7 +258,7 @@ class Executor(_Executor):
                 future.set_exception(BrokenExecutor(self._broken))
 
     def _ended(self, future: TaskFuture[Any]) -> None:
-        """Record that a call has its outcome, and submit the next one."""
+        """Record an outcome, and submit the next call."""
         while True:
             with self._lock:
                 self._open.pop(future, None)
@@ -287,7 +278,7 @@ class Executor(_Executor):
                         raise NotInitializedError("the cluster was shut down before this call could begin")
                     self._begin(future, call)
                     return
-                except Exception as error:  # The call cannot be pickled, or the cluster is gone: the submitter has only the future.
+                except Exception as error:  # The submitter has only the future.
                     if future.set_running():
                         future.set_exception(error)
 
@@ -296,8 +287,8 @@ class Executor(_Executor):
     ) -> Iterator[Result]:
         """Yield ``fn(*items)`` for the items of ``iterables``, in order, as the built-in ``map`` does.
 
-        Raises TimeoutError if the next result does not exist ``timeout`` seconds after the call. One task runs ``chunksize`` items. All
-        items are submitted at once.
+        Submits all items at once, ``chunksize`` per task. Raises TimeoutError if the next result does not exist ``timeout`` seconds after
+        the call.
         """
         if chunksize < 1:
             raise ValueError("chunksize must be at least 1")
@@ -313,10 +304,9 @@ class Executor(_Executor):
         return _results(futures, deadline, single=False)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no more calls; with ``wait``, return when all accepted calls have ended. Idempotent.
+        """Accept no more calls; with ``wait``, return when all have ended. Idempotent.
 
-        ``cancel_futures`` cancels the calls that do not run yet: all but the first ``max_workers`` calls, and others that the cluster lists
-        as running.
+        ``cancel_futures`` cancels calls beyond the first ``max_workers`` that the cluster does not list as running.
         """
         with self._lock:
             self._closed = True
@@ -333,14 +323,13 @@ class Executor(_Executor):
 
 
 def _cancel(futures: list[Any]) -> None:
-    """Cancel the calls that do not run; one query of the cluster finds these."""
+    """Cancel the calls that do not run, by one query of the cluster."""
     running = _running_tasks() if any(future.ref is not None for future in futures) else set()
     for future in futures:
         future.cancel_unless(running)
 
 
 def _check(fn: Any) -> None:
-    """Raise TypeError for what has no single value to return."""
     if isinstance(fn, zf.RemoteFunction):
         raise TypeError(f"{fn!r} is remote already: call its .remote(...), whose ref has a .future(), or submit its ._function")
     if type(fn) is types.FunctionType and fn.__code__.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
@@ -365,7 +354,7 @@ def _call_each(fn: Callable[..., Any], items: list[tuple[Any, ...]]) -> list[Any
 
 
 def _results(futures: list[Future[Any]], deadline: float | None, single: bool) -> Iterator[Any]:
-    """Yield results, retaining none; at the end or on a timeout, cancel the calls that do not run."""
+    """Yield results, retaining none; at the end or on a timeout, cancel calls that do not run."""
     futures.reverse()
     try:
         while futures:
@@ -386,4 +375,4 @@ def _next(futures: list[Future[Any]], deadline: float | None) -> Any:
     return value
 
 
-atexit.register(_at_exit)  # Registered after the module that ends clusters, and so run before it.
+atexit.register(_at_exit)  # After the module that ends clusters, so run before it.

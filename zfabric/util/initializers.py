@@ -1,10 +1,8 @@
-"""Initializers of pools, executors and joblib's calls, and their effects on a script's globals in the process where they run.
+"""Initializers of pools, executors and joblib's calls, and their effects on a script's globals.
 
-In a forked process, or one that has imported the program, all functions of the script share one namespace. There an initializer that says
-``global model`` sets what the others read. Here each call brings its own copy of the globals that its functions use, so that a program can
-change them between two submissions. So the names that an initializer sets or reads are carried over. (It may fill the values that it
-reads.) They are put into a function's globals before it runs, and their new values are retained for the next function. Names of functions,
-classes and modules are carried over only if the initializer has rebound them.
+In one process, an initializer that says ``global model`` sets what the script's functions read. Here each call brings its own copy of
+globals. So the names that an initializer sets or reads are put into a function's globals before it runs, and their new values retained for
+the next one. Names of functions, classes and modules are carried over only if the initializer has rebound them.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from functools import partial
 from typing import Any
 
 DEPTH_MAX = 8
-"""The most levels of decorators, ``functools.partial`` and the like in which a function is searched."""
+"""Most levels of decorators, ``functools.partial`` and the like to search."""
 _CODE = (types.FunctionType, type, types.ModuleType, types.BuiltinFunctionType)
 _NOTHING = object()
 
@@ -26,26 +24,26 @@ Namespace = dict[str, Any]
 
 
 class InitializerError(BrokenExecutor):
-    """An initializer raised an error in a worker: the executor cannot be used any more."""
+    """An initializer failed in a worker: the executor is unusable."""
 
 
 class Initializer:
-    """Runs an initializer once in each worker process, before the first call there that needs it."""
+    """Runs an initializer once in each worker process, before the first call that needs it."""
 
     done: dict[Hashable, InitializerError | SharedNames] = {}
-    """The results or errors of initializers in this process, by key."""
+    """Results or errors of initializers in this process, by key."""
 
     def __init__(self, key: Hashable, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.parts = key, function, arguments
 
     def __call__(self) -> SharedNames:
-        """Return the names that the initializer shares with functions of this process."""
+        """Return the names that it shares with functions of this process."""
         key, function, arguments = self.parts
         if key not in self.done:
             self.done[key] = SharedNames()  # The initializer may wait for calls, which then run here.
             try:
                 self.done[key] = run(function, arguments)
-            except Exception as error:  # the user's own
+            except Exception as error:  # The user's own.
                 self.done[key] = failed = InitializerError(f"the initializer raised {type(error).__name__}: {error}")
                 failed.__cause__ = error
         found = self.done[key]
@@ -78,7 +76,7 @@ class SharedNames:
 
     @contextmanager
     def given_to(self, *functions: Any) -> Iterator[None]:
-        """Give the names to these functions while they run, and store what they rebind for the next ones."""
+        """Set the names for ``functions`` while they run, and store what they rebind."""
         spaces = [
             (space, names, self.origins[module])
             for each in functions
@@ -96,7 +94,7 @@ class SharedNames:
 
 
 def namespaces(function: Any) -> dict[str, Namespace]:
-    """Return the globals, by module, of the functions that make up this one, except those of imported modules."""
+    """Return the globals, by module, of the functions inside this one, but those of imported modules."""
     found: dict[str, Namespace] = {}
     level: list[Any] = [function]
     for _ in range(DEPTH_MAX):

@@ -1,4 +1,4 @@
-"""Ray's iterators over results: ``as_completed`` and ``map_unordered`` yield values, where ``zf.as_completed`` yields refs."""
+"""Ray's iterators over results, which yield values where ``zf.as_completed`` yields refs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ def as_completed(
 ) -> Iterator[Any]:
     """Yield the values of ``refs`` (or the refs, with ``yield_obj_refs``) as they complete; raise a task's error.
 
-    ``chunk_size`` and ``fetch_local`` have no effect: each value is yielded as soon as it exists. Raises GetTimeoutError after ``timeout``
-    seconds.
+    Raises GetTimeoutError after ``timeout`` seconds. ``chunk_size`` and ``fetch_local`` are Ray's and have no effect.
 
     >>> import zfabric as zf
     >>> from zfabric.util import as_completed
@@ -49,8 +48,8 @@ def map_unordered(
 ) -> Iterator[Any]:
     """Yield values of ``fn.remote(item)`` for each item as they complete, with at most ``backpressure_size`` tasks in progress.
 
-    ``items`` are read as their tasks are submitted. Raises GetTimeoutError if no value exists within ``timeout`` seconds;
-    ``yield_obj_refs``, ``chunk_size`` and ``fetch_local`` are as in ``as_completed``.
+    ``items`` are read as tasks are submitted. Raises GetTimeoutError if no value exists within ``timeout`` seconds; ``yield_obj_refs``,
+    ``chunk_size`` and ``fetch_local`` are as in ``as_completed``.
 
     >>> import zfabric as zf
     >>> from zfabric.util import map_unordered

@@ -1,7 +1,7 @@
 """joblib on the cluster, and with it scikit-learn: ``register()``, then ``joblib.parallel_config(backend="zfabric")``.
 
-A batch of calls is one task. joblib measures how long batches take, and chooses their size. Large arrays are stored once for all batches
-of a call of ``Parallel``; results are copies, since programs change what they have computed.
+A batch of calls, whose size joblib chooses, is one task. Large arrays are stored once per call of ``Parallel``. Results are copies, which
+programs may change.
 """
 
 from __future__ import annotations
@@ -33,29 +33,26 @@ except ImportError as error:
     raise ImportError("zfabric.util.joblib needs joblib 1.5 or newer: pip install 'zfabric[joblib]'") from error
 
 DEEPEST = 1
-"""How deep calls of ``Parallel`` inside calls become tasks. Deeper ones run in their task, so that no recursion fills the cluster."""
+"""Depth to which nested calls of ``Parallel`` become tasks, so that no recursion fills the cluster."""
 LARGE = 2**20
-"""Calls share arrays from this many bytes on, unless ``max_nbytes`` says otherwise: joblib's own default."""
+"""Bytes from which calls share arrays by default, as in joblib."""
 NAMES_MAX = 100
-"""Most names of functions for which a backend retains a remote function."""
 SHARED_WRITES = (
     "mmap_mode={!r} shares writes of tasks, and zfabric shares none, since tasks may run on several machines: use 'r' for arrays that are "
     "only read, 'c' for a copy in each task, or a numpy.memmap of a file that all nodes have"
 )
 _PROGRAM = f"{time.time_ns()}"
-"""Tells this process's initializers from those of other programs whose calls a worker runs."""
+"""Distinguishes this process's initializers from other programs'."""
 
 
 class _Batch:
-    """One batch that was submitted."""
-
     __slots__ = ("callback", "calls", "error", "ref")
 
     def __init__(self, calls: Any, callback: Callable[[_Batch], Any] | None) -> None:
         self.calls = calls
         self.callback = callback
         self.ref: zf.ObjectRef | None = None
-        """The ref of its task, from its submission until its results were read."""
+        """Its task's ref, until the results were read."""
         self.error: BaseException | None = None
         """Why it could not be submitted."""
 
@@ -63,15 +60,14 @@ class _Batch:
 class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]  # joblib has no types.
     """joblib's backend ``"zfabric"``: runs batches of calls as tasks of the cluster, which is started if there is none.
 
-    ``n_jobs`` is the number of batches that run at a time; -1, the default, as many as the cluster has CPUs for. With ``n_jobs=1`` the
-    calls run here, without tasks. ``options`` are those of ``zf.remote``, for the task of each batch: ``num_cpus``, ``num_gpus``,
-    ``max_retries``, ``runtime_env``, … ``ray_remote_args``, a dict, is Ray's name for them. Raises OptionError for invalid ones.
-    ``nesting_level`` is for joblib.
+    ``n_jobs`` batches run at a time: -1, the default, as many as the cluster has CPUs for; with 1 the calls run here. ``options`` are those
+    of ``zf.remote``, for each batch: ``num_cpus``, ``max_retries``, ``runtime_env``, … ``ray_remote_args``, a dict, is Ray's name for them.
+    Raises OptionError for invalid ones. ``nesting_level`` is for joblib.
 
-    Arrays of ``max_nbytes`` (1 MiB) or more are shared by the calls and read-only there, wherever they are in the arguments. Smaller ones,
-    or all with ``max_nbytes=None`` or ``mmap_mode="c"``, are copies that a batch may write to. A ``numpy.memmap`` is opened again by its
-    path. Calls of ``Parallel`` inside a call run on the cluster, too. ``initializer(*initargs)`` is called in each worker before its first
-    call, and not again for equal arguments; a call in a worker where it failed raises ``concurrent.futures.BrokenExecutor``.
+    Arrays of ``max_nbytes`` (1 MiB) or more are shared and read-only, wherever they are in the arguments. Smaller ones, or all with
+    ``max_nbytes=None`` or ``mmap_mode="c"``, are copies. A ``numpy.memmap`` is opened again by its path. Nested calls of ``Parallel`` run
+    on the cluster, too. ``initializer(*initargs)`` runs in each worker before its first call, once for equal arguments; calls in a worker
+    where it failed raise ``concurrent.futures.BrokenExecutor``.
 
     >>> import joblib
     >>> from zfabric.util.joblib import register
@@ -100,12 +96,12 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
             raise OptionError(f"a batch has one value: num_returns={options['num_returns']!r} is for f.remote()")
         self._options = options
         self._own = _made(initializer, initargs)
-        """The initializer of calls of ``Parallel`` that are given none."""
+        """The initializer of calls of ``Parallel`` that have none."""
         self._initialize: Initializer | None = None
         """The initializer of the present call."""
         self._run = zf.remote(_run_batch).options(**options)
         self._named: dict[str, Any] = {}
-        """Remote functions that run a batch under a name for listings, by name."""
+        """Remote functions that run a batch, by their name in listings."""
         self._lock = threading.Lock()
         self._stored = StoredArrays()
         self._shared_from: float = LARGE
@@ -117,7 +113,7 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         """How many more batches may be submitted; None for no limit but the cluster's."""
         self._limit: int | None = None
         self._ended: SimpleQueue[_Batch | None] | None = None
-        """Batches with an outcome, for the thread that calls joblib back: it reads results, and the program's iterator of calls."""
+        """Batches with an outcome, for the thread that calls joblib back, which reads results and the program's iterator."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self.nesting_level, self._own, self._options)
@@ -125,14 +121,13 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     # -- how many --
 
     def _slots(self) -> int:
-        """How many batches the cluster can run at a time."""
         total = zf.cluster_resources()
         demand = named_demand(self._options) or ONE_CPU
         found = [int(total.get(name, 0) * RESOURCE_UNIT // amount) for name, amount in demand]
         return min(found, default=0) or max(1, int(total.get("CPU", 1)))
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """Return how many batches run at a time. Negative numbers count from the cluster's size: -1 is all, -2 all but one."""
+        """Return how many batches run at a time: -1 is as many as the cluster can run, -2 one less."""
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
         if n_jobs is None:
@@ -169,9 +164,9 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return jobs
 
     def get_nested_backend(self) -> tuple[ParallelBackendBase, int | None]:
-        """Return the backend of calls of ``Parallel`` inside a call, and how many of their batches run at a time if they do not say.
+        """Return the backend of nested calls of ``Parallel``, and how many of their batches run at a time by default.
 
-        Where the batches of this call fill the cluster, that is one, as with loky: tasks inside tasks would only cost time.
+        That is one, as with loky, where this call's batches fill the cluster: nested tasks would only cost time.
         """
         level = (self.nesting_level or 0) + 1
         if level > DEEPEST:
@@ -185,7 +180,7 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         self._stored.clear()
 
     def stop_call(self) -> None:
-        """End a call: its arrays are released, and nobody is called back any more."""
+        """End a call: release its arrays, and call nobody back any more."""
         with self._lock:
             ended, self._ended = self._ended, None
         if ended is not None:
@@ -197,7 +192,7 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         self.reset_batch_stats()
 
     def submit(self, func: Any, callback: Callable[[_Batch], Any] | None = None) -> _Batch:
-        """Submit a batch. ``callback`` is called with what this returns once the batch has ended, or could not be pickled."""
+        """Submit a batch and return it. ``callback`` gets it once it has ended, or could not be pickled."""
         batch = _Batch(func, callback)
         with self._lock:
             self._open[batch] = None
@@ -214,7 +209,7 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return batch
 
     def _begin(self, batch: _Batch, ended: SimpleQueue[_Batch | None]) -> None:
-        """Submit the task of a batch. An error is an outcome: joblib waits for one, in another thread perhaps."""
+        """An error is an outcome: joblib waits for one, perhaps in another thread."""
         calls, batch.calls = batch.calls, None
         try:
             packed = pack(calls, self._stored, self._shared_from)
@@ -238,7 +233,6 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return found
 
     def _call_back(self, ended: SimpleQueue[_Batch | None]) -> None:
-        """Run the thread that calls joblib back."""
         while (batch := ended.get()) is not None:
             with self._lock:
                 known = batch in self._open
@@ -252,7 +246,7 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
                 if known and batch.callback is not None:
                     batch.callback(batch)
                     if batch.ref is not None:
-                        _cancel(batch.ref)  # After another batch's error joblib reads no more, and nobody asks for what this one raised.
+                        _cancel(batch.ref)  # After another batch's error joblib reads no more.
             except BaseException:  # joblib's own error: further batches still end.
                 sys.excepthook(*sys.exc_info())
             del batch, following
@@ -276,19 +270,19 @@ class ZfabricBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
 
 def _cancel(ref: zf.ObjectRef) -> None:
-    with contextlib.suppress(FabricError):  # The cluster is gone, and the task with it.
+    with contextlib.suppress(FabricError):  # The cluster is gone.
         zf.cancel(ref)
 
 
 def _restored(nesting_level: int | None, initialize: Initializer | None, options: dict[str, Any]) -> ZfabricBackend:
-    """Return a backend that was sent. One for calls inside a call has the initializer of that call."""
+    """Return a backend that was sent. One for nested calls has their call's initializer."""
     backend = ZfabricBackend(nesting_level, **options)
     backend._own = initialize or _loading.initialize
     return backend
 
 
 class _Loading(threading.local):
-    """The initializer of the batch that this thread unpickles. It is sent with the function that runs batches, not with each of them."""
+    """Initializer of the batch that this thread unpickles. It travels once, with the function that runs batches."""
 
     initialize: Initializer | None = None
 
@@ -297,13 +291,12 @@ _loading = _Loading()
 
 
 def _run_batch(payload: bytes, references: list[zf.ObjectRef], *arrays: Any) -> Any:
-    """Run a batch, in a worker."""
     register()  # A call may name the backend.
     return unpack(payload, references, arrays)()
 
 
 def _run_after(initialize: Initializer, payload: bytes, references: list[zf.ObjectRef], arrays: tuple[Any, ...]) -> Any:
-    """Run a batch, in a worker, after its initializer. Its functions share the globals that this sets."""
+    """Run a batch after its initializer. Its functions share the globals that this sets."""
     register()
     shared = initialize()
     before, _loading.initialize = _loading.initialize, initialize
@@ -316,7 +309,7 @@ def _run_after(initialize: Initializer, payload: bytes, references: list[zf.Obje
 
 
 def _made(initializer: Callable[..., Any] | None, initargs: tuple[Any, ...]) -> Initializer | None:
-    """Return an initializer that runs once in a process, for all backends of this program that have it with equal arguments.
+    """Return an initializer that runs once per process, for all backends of this program with equal arguments.
 
     Raises TypeError for one that cannot be called, and SerializationError.
     """
@@ -329,7 +322,6 @@ def _made(initializer: Callable[..., Any] | None, initargs: tuple[Any, ...]) -> 
 
 
 def _batch_runner(initialize: Initializer | None) -> Callable[..., Any]:
-    """Return the function that runs a batch, after the initializer has run in its process."""
     if initialize is None:
         return _run_batch
 

@@ -1,8 +1,8 @@
-"""Jobs: programs that run on a started cluster on their own, after whoever submitted them has gone; with Ray's names.
+"""Jobs: programs that run on a started cluster after their submitter has gone, under Ray's names.
 
-A job is a shell command in a process of its own, which a detached actor starts, watches and stops. The actor ends with the job. What became
-of the job, and its output, are in files beside the control store of its node (``runtime/job_files.py``), which other nodes ask its daemon
-for. So the next cluster with that store lists it, too.
+A job is a shell command in its own process, which a detached actor starts, watches and stops. The actor ends with the job. The outcome and
+the output are files beside the control store of its node (``runtime/job_files.py``), so the next cluster with that store lists the job,
+too.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from zfabric.runtime.programs import JOB_VARIABLE
 from zfabric.runtime.session import Session
 
 STOP_SECONDS = 3.0
-"""How long a job has to end after SIGTERM before it is killed."""
+"""Seconds from SIGTERM to SIGKILL."""
 LOG_MOST = 16 * 2**20
-"""Most bytes of its end that ``get_job_logs`` returns."""
+"""Most bytes, from the end, that ``get_job_logs`` returns."""
 POLL_SECONDS = 0.2
-"""The pace at which a log is followed and an end is waited for."""
+"""Interval at which a log is followed and an end is waited for."""
 ANSWER_SECONDS = 30.0
 
 
@@ -74,7 +74,7 @@ class JobDetails(dict[str, Any]):
 
 
 class JobRunner:
-    """Runs one job. Its methods run in threads, so that it answers while the job runs."""
+    """Runs one job. Methods run in threads, so that it answers meanwhile."""
 
     def __init__(self, job: str, entrypoint: str, environment: RuntimeEnv, directory: str, metadata: dict[str, str]) -> None:
         session = session_directory()
@@ -98,7 +98,7 @@ class JobRunner:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-        except OSError:  # Whoever submits it receives the error: there is no job.
+        except OSError:  # The submitter receives the error: there is no job.
             self._files.delete(job)
             raise
         threading.Thread(target=self._wait, daemon=True).start()
@@ -114,7 +114,7 @@ class JobRunner:
             zf.kill(zf.get_actor(str(self._facts["submission_id"]), namespace=JOBS_NAMESPACE))
 
     def info(self) -> dict[str, Any]:
-        """Facts about the job, with its status as text."""
+        """Return facts about the job, with its status as text."""
         return {**self._facts, **_RUNNING, "pid": self._process.pid} if self._end is None else self._ended(*self._end)
 
     def _ended(self, code: int, ended: int) -> dict[str, Any]:
@@ -123,11 +123,11 @@ class JobRunner:
         return {**self._facts, "status": status, "message": message, "end_time": ended, "driver_exit_code": code, "pid": self._process.pid}
 
     def read(self, offset: int) -> tuple[bytes, int]:
-        """Bytes of the log from ``offset`` on (negative: before its end), and where they end."""
+        """Return bytes of the log from ``offset`` (negative: before its end), and where they end."""
         return self._files.bytes_of(str(self._facts["submission_id"]), offset)
 
     def stop(self) -> bool:
-        """Stop the job: SIGTERM to all its processes, SIGKILL later. Return False if it had ended."""
+        """Send all its processes SIGTERM, later SIGKILL. Return False if the job had ended."""
         if self._end is not None:
             return False
         self._stopped = True
@@ -145,11 +145,10 @@ class JobRunner:
 
 
 _RUNNING: dict[str, Any] = {"status": RUNNING, "message": "", "end_time": None, "driver_exit_code": None}
-"""Facts about a job that runs."""
 
 
 def _passed_on(environment: RuntimeEnv) -> dict[str, str]:
-    """Variables by which a program of the job finds what was sent here for the job, and its tasks get the same environment."""
+    """Variables that give the job's programs and tasks the environment that was sent here."""
     if environment == NO_RUNTIME_ENV:
         return {}
     sent = sys.path[: len(environment.modules) + bool(environment.directory)]  # It comes first, the directory last.
@@ -164,13 +163,12 @@ def _passed_on(environment: RuntimeEnv) -> dict[str, str]:
 
 
 def _own_addresses() -> tuple[str, ...]:
-    """Addresses of the nodes of the cluster that this process has joined; empty for a cluster of one node."""
+    """Addresses of the cluster's nodes; empty for a cluster of one node."""
     membership = Session(session_directory()).membership()
     return () if membership is None else (membership.address, *membership.addresses)
 
 
 def _without_process(job: str) -> dict[str, Any]:
-    """The description of a job that has not begun."""
     return {**dict.fromkeys(("start_time", "end_time", "driver_exit_code", "pid")), "submission_id": job, "entrypoint": "", "metadata": {}}
 
 
@@ -214,7 +212,7 @@ class JobSubmissionClient:
         return JobFiles(session_directory())
 
     def _all_files(self) -> Iterator[JobFiles | RemoteJobFiles]:
-        """Yield the files of this node, then those of the others."""
+        """Yield the files of this node, then those of others."""
         yield self._files
         client = connected()
         for row in client.query("nodes"):
@@ -222,7 +220,7 @@ class JobSubmissionClient:
                 yield RemoteJobFiles(client, row["node"])
 
     def _files_of(self, job: str) -> JobFiles | RemoteJobFiles | None:
-        """The files among which those of a job are; None if there are none, as far as nodes answer."""
+        """Return the files that have a job; None if no node that answers has it."""
         for files in self._all_files():
             with contextlib.suppress(FabricError):
                 if files.read(job) is not None:
@@ -230,7 +228,7 @@ class JobSubmissionClient:
         return None
 
     def _left(self, job: str) -> dict[str, Any] | None:
-        """The facts about a job that no actor watches any more; None if there is none."""
+        """Return facts about a job that no actor watches any more; None if there is none."""
         files = self._files_of(job)
         return None if files is None else files.read(job)
 
@@ -249,8 +247,8 @@ class JobSubmissionClient:
     ) -> str:
         """Run the shell command ``entrypoint`` on the cluster; return the job's id (``submission_id``, or a new one).
 
-        ``runtime_env`` is as for tasks: the command runs in its "working_dir", which is sent, and what a program there submits has the
-        same ``runtime_env``. Without one the command runs in this process's directory. The process holds the ``entrypoint_`` resources
+        ``runtime_env`` is as for tasks: the command runs in its "working_dir", which is sent, and a program there submits with the same
+        ``runtime_env``. Without one the command runs in this process's directory. The process holds the ``entrypoint_`` resources
         (``entrypoint_memory`` in bytes) while it runs. Raises ValueError for a wrong argument, JobError for an id that is taken, and
         RuntimeEnvSetupError if the environment cannot be sent or made.
         """
@@ -281,7 +279,7 @@ class JobSubmissionClient:
             raise ValueError(f"submit_job: {error}") from None
         if not (entrypoint_num_cpus or entrypoint_num_gpus or entrypoint_memory or entrypoint_resources):
             try:
-                zf.get(handle.info.remote(), timeout=ANSWER_SECONDS)  # It runs; errors of its start are raised here.
+                zf.get(handle.info.remote(), timeout=ANSWER_SECONDS)  # Raises errors of its start.
             except ActorError:  # It has ended already, if it has left a result.
                 if self._left(job) is None:
                     raise
@@ -300,21 +298,21 @@ class JobSubmissionClient:
             facts = self._ask(handle, "info", timeout=POLL_SECONDS * 10)
         except GetTimeoutError:  # It waits for its resources.
             facts = {**_without_process(job_id), "status": "PENDING", "message": "waits for resources"}
-        except ActorError as error:  # It has just ended; or its process was killed, and it with that.
+        except ActorError as error:  # It has just ended, or its process was killed.
             failed = {**_without_process(job_id), "status": "FAILED", "message": str(error)}
             facts = self._left(job_id) or failed
         return _details(job_id, facts)
 
     def get_job_status(self, job_id: str) -> JobStatus:
-        """Return what has become of a job. Raises JobError for an unknown id."""
+        """Return a job's state. Raises JobError for an unknown id."""
         status: JobStatus = self.get_job_info(job_id).status
         return status
 
     def list_jobs(self) -> list[JobDetails]:
-        """Return the facts about all jobs that were not deleted, the oldest first; with a store, those of clusters before this one, too."""
+        """Return the facts about all jobs that were not deleted, the oldest first; with a store, those of earlier clusters, too."""
         names = [row["name"] for row in named_actors(all_namespaces=True) if row["namespace"] == JOBS_NAMESPACE]
         for files in self._all_files():
-            with contextlib.suppress(FabricError):  # What is there is missing.
+            with contextlib.suppress(FabricError):  # That node's jobs are missing.
                 names += files.names()
         found = []
         for name in dict.fromkeys(names):
@@ -325,7 +323,7 @@ class JobSubmissionClient:
         return sorted(found, key=lambda job: job["start_time"] or 0)
 
     def get_job_logs(self, job_id: str) -> str:
-        """Return the output of a job, of a long one the end (16 MiB)."""
+        """Return a job's output, at most its last 16 MiB."""
         if self.get_job_status(job_id) == JobStatus.PENDING:
             return ""
         return b"".join(self._chunks(job_id, -LOG_MOST)).decode(errors="replace")
@@ -338,7 +336,7 @@ class JobSubmissionClient:
             yield data
 
     def _read(self, job_id: str, offset: int) -> tuple[bytes, int]:
-        """Bytes of the output of a job from ``offset`` on, and where they end. Raises JobError for an unknown id."""
+        """Return bytes of a job's output from ``offset``, and where they end. Raises JobError for an unknown id."""
         try:
             found: tuple[bytes, int] = self._ask(self._runner(job_id), "read", offset)
             return found
@@ -349,7 +347,7 @@ class JobSubmissionClient:
         return files.bytes_of(job_id, offset)
 
     def follow_job_logs(self, job_id: str) -> Iterator[str]:
-        """Yield the output of a job as it is written, until the job ends."""
+        """Yield a job's output as it is written, until the job ends."""
         offset = 0
         while True:
             status = self.get_job_status(job_id)
@@ -359,10 +357,10 @@ class JobSubmissionClient:
             elif status.is_terminal():
                 return
             else:
-                time.sleep(POLL_SECONDS)  # The log is written by a process that knows of no reader.
+                time.sleep(POLL_SECONDS)  # The log's writer knows of no reader.
 
     async def tail_job_logs(self, job_id: str) -> Any:
-        """Yield the output of a job as it is written, as an asynchronous iterator."""
+        """Yield a job's output as it is written, as an asynchronous iterator."""
         import asyncio  # Only needed here.
 
         following = self.follow_job_logs(job_id)
@@ -379,7 +377,7 @@ class JobSubmissionClient:
         return status
 
     def stop_job(self, job_id: str) -> bool:
-        """Stop a job: SIGTERM, and SIGKILL three seconds later; one that waits for resources does not begin.
+        """Stop a job: SIGTERM, and SIGKILL three seconds later. One that waits for resources does not begin.
 
         Return False if it had ended. Raises JobError for an unknown id.
         """
@@ -396,7 +394,7 @@ class JobSubmissionClient:
             return True
         try:
             return bool(self._ask(runner, "stop"))
-        except ActorError:  # It has ended: by this, or meanwhile.
+        except ActorError:  # It has ended, by this or by itself.
             return bool(self.get_job_status(job_id) == JobStatus.STOPPED)
 
     def delete_job(self, job_id: str) -> bool:
@@ -412,7 +410,7 @@ class JobSubmissionClient:
         return True
 
     def _runner(self, job_id: str) -> Any:
-        """The actor that watches a job. Raises JobError if there is none (any more)."""
+        """Return the actor that watches a job. Raises JobError if there is none (any more)."""
         try:
             return zf.get_actor(job_id, namespace=JOBS_NAMESPACE)
         except ActorNotFoundError:

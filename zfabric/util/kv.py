@@ -1,10 +1,10 @@
 """A key-value store of the cluster: the driver, tasks and actors of all nodes see the same keys and values.
 
-Keys are in namespaces. Values are bytes, which nothing here unpickles. A change is durable when its call returns, as the rows of tasks
-are: it survives the death of any process, the daemon of the head included. Keys end with the job that has put them, unless ``keep=True``.
-Then they are there as long as the control store of the head. All programs of the cluster read, write and delete all keys.
+Keys are in namespaces. Values are bytes, never unpickled here. A change is durable when its call returns: it survives the death of any
+process. Keys end with the job that put them; with ``keep=True`` they live as long as the head's control store. All programs of the cluster
+read, write and delete all keys.
 
-Each call is a round trip to the head, 0.2 ms on one machine, and a change waits for a commit. What many tasks read belongs in ``zf.put``.
+Each call is a round trip to the head, 0.2 ms on one machine; a change waits for a commit. What many tasks read belongs in ``zf.put``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Keys = list[bytes]
 
 
 class _Numbers:
-    """The changes of this process that have no answer: the head remembers answers only of these, and of later ones."""
+    """Unanswered changes of this process: the head remembers answers of these, and of later ones."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,19 +37,19 @@ class _Numbers:
         self._open: set[int] = set()
 
     def new(self) -> int:
-        """Return a number that no other change of this process has."""
+        """Return a new number."""
         with self._lock:
             return next(self._next)
 
     def begin(self) -> tuple[int, int]:
-        """Return the number of a new change, and that of the oldest without an answer."""
+        """Return the number of a new change, and that of the oldest unanswered one."""
         with self._lock:
             number = next(self._next)
             self._open.add(number)
             return number, min(self._open)
 
     def end(self, number: int) -> None:
-        """Note that a change has an answer, or that nobody waits for one."""
+        """Note that nobody waits for this change's answer."""
         with self._lock:
             self._open.discard(number)
 
@@ -67,7 +67,7 @@ class _Deadline:
         self._at = time.monotonic() + self._timeout
 
     def ask(self, what: str, *arguments: Any) -> tuple[Any, ...]:
-        """Have the head answer a request. Raises the error that it names, and GetTimeoutError."""
+        """Have the head answer a request. Raises the answer's error, and GetTimeoutError."""
         try:
             payload, error, text = connected().query("keys", what, *arguments, timeout=max(0.0, self._at - time.monotonic()))
         except GetTimeoutError:
@@ -77,7 +77,7 @@ class _Deadline:
         return tuple(payload)
 
     def change(self, what: str, *arguments: Any) -> tuple[Any, ...]:
-        """Have the head change keys, once, even if the request is repeated."""
+        """Have the head change keys, once even if the request is repeated."""
         number, oldest = _numbers.begin()
         try:
             return self.ask(what, number, oldest, *arguments)
@@ -88,12 +88,12 @@ class _Deadline:
 def put(key: Key, value: Value, *, namespace: str = "", overwrite: bool = True, keep: bool = False, timeout: float | None = None) -> bool:
     """Store the bytes ``value`` under ``key`` in ``namespace``; return whether they were stored.
 
-    With ``overwrite=False`` an existing key is left as it is, and the result is False: of several programs that put at once, one stores.
-    ``keep=True`` has the key outlive the job. A key is 1 to 4,096 bytes, or a text (its UTF-8), a namespace a text of at most 200 bytes.
-    A value over 1 MiB is sent in parts, and replaces another once all of it is there; until then both take room.
+    ``overwrite=False`` leaves an existing key and returns False: of several programs that put at once, one stores. With ``keep=True`` the
+    key outlives the job. A key is 1 to 4,096 bytes, or a text (its UTF-8), a namespace a text of at most 200 bytes. A value over 1 MiB is
+    sent in parts, and replaces another once it is complete; until then both take room.
 
     Raises KeyValueStoreFullError if the store has no room left (config ``kv_bytes``), OutOfDiskError if the head cannot write,
-    GetTimeoutError after ``timeout`` seconds (None: no limit), when the value may be stored or not, and ArgumentTypeError.
+    GetTimeoutError after ``timeout`` seconds (None: no limit; the value may be stored or not), and ArgumentTypeError.
 
     >>> from zfabric.util import kv
     >>> kv.put("model", b"weights", namespace="docs")
@@ -111,11 +111,10 @@ class PutOutcome(NamedTuple):
 
     stored: bool
     existed: bool
-    """Whether the key was there before."""
 
 
 def store(key: Key, value: Value, namespace: str, overwrite: bool, keep: bool, timeout: float | None = None) -> PutOutcome:
-    """Store a value as ``put`` does, with its arguments; return also whether the key was there before. Raises what ``put`` raises."""
+    """Store a value as ``put`` does; return also whether the key existed. Raises what ``put`` raises."""
     name, deadline = _key(key), _Deadline(timeout)
     if not isinstance(value, bytes | bytearray | memoryview):
         raise ArgumentTypeError(f"a value is bytes, not {a(value)}; encode a text, pickle another object")
@@ -140,7 +139,7 @@ def _drop(upload: int) -> None:
     try:
         _Deadline(1.0).ask("drop", upload, upload)
     except FabricError:
-        pass  # The cluster does not answer. The head has the request, or the parts end with the job.
+        pass  # No answer. The head has the request, or the parts end with the job.
 
 
 def get(key: Key, *, namespace: str = "", timeout: float | None = None) -> bytes | None:
@@ -183,10 +182,9 @@ def exists(key: Key, *, namespace: str = "", timeout: float | None = None) -> bo
 
 
 def delete(key: Key, *, namespace: str = "", prefix: bool = False, timeout: float | None = None) -> int:
-    """Delete ``key`` of ``namespace``, or with ``prefix=True`` all keys that begin with it; return how many keys were deleted.
+    """Delete ``key`` of ``namespace``, or with ``prefix=True`` all keys that begin with it (empty: all); return how many were deleted.
 
-    The empty prefix is that of all keys. Of very many keys, a few thousand are deleted at a time: others may see some of them gone, and
-    some not. Arguments and errors otherwise as in ``put``.
+    A few thousand keys are deleted at a time, so others may see a part gone. Arguments and errors otherwise as in ``put``.
 
     >>> from zfabric.util import kv
     >>> [kv.put(f"step/{number}", b"", namespace="docs") for number in range(3)]
@@ -206,7 +204,7 @@ def delete(key: Key, *, namespace: str = "", prefix: bool = False, timeout: floa
 def list(prefix: Key = b"", *, namespace: str = "", timeout: float | None = None) -> Keys:
     """Return the keys of ``namespace`` that begin with ``prefix``, as sorted bytes.
 
-    Of more than 1,000 keys, each thousand is read at a time of its own. Arguments and errors otherwise as in ``get``.
+    Keys are read in thousands, each at its own time. Arguments and errors otherwise as in ``get``.
 
     >>> from zfabric.util import kv
     >>> kv.put("b", b"", namespace="listed"), kv.put(b"a", b"", namespace="listed")
@@ -225,7 +223,6 @@ def list(prefix: Key = b"", *, namespace: str = "", timeout: float | None = None
 
 
 def _key(key: Key, prefix: bool = False) -> bytes:
-    """Return the bytes of a key."""
     if not isinstance(key, str | bytes):
         raise ArgumentTypeError(f"a key is a str or bytes, not {a(key)}")
     try:

@@ -1,9 +1,8 @@
 """Pickles a call with its large arrays by reference, wherever they are in it: each is stored once for all calls.
 
-A call reads the largest in place. Others it copies, so that it may write to them: cheaper than to send them with each call.
-
-Arrays of a file (``numpy.memmap``, and views of one) travel as the file's path, so that writes to them are shared on this machine. Refs
-in a call are retained until it has ended, as those in arguments of tasks are.
+A call reads the largest in place and copies others, so that it may write to them: cheaper than to send them each time. Arrays of a file
+(``numpy.memmap`` and its views) travel as the file's path, so writes to them are shared on this machine. Refs in a call are retained until
+it has ended.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from zfabric.adapters.serialization import deserialize
 _Base: Any = pickler()
 
 STORED_FROM = 64 * 1024
-"""Arrays of at least this many bytes are stored. Smaller ones travel with their call."""
+"""Smaller arrays travel with their call."""
 
 
 class StoredArrays:
-    """The refs of arrays that were stored, as long as the arrays exist. An array must not be changed while its ref is used."""
+    """Refs of stored arrays, as long as the arrays exist. An array must not change while its ref is used."""
 
     def __init__(self) -> None:
         self._refs: dict[int, tuple[weakref.ref[Any], zf.ObjectRef]] = {}
-        """By the address of the array, which another one may have later."""
+        """By the array's address, which another one may have later."""
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._refs)
 
     def ref(self, array: Any) -> zf.ObjectRef:
-        """Return the ref of an array; store the array on first use. Raises ObjectStoreFullError."""
+        """Return the ref of an array, stored on first use. Raises ObjectStoreFullError."""
         key = id(array)
         with self._lock:
             found = self._refs.get(key)
@@ -52,7 +51,7 @@ class StoredArrays:
             return stored
 
     def _forget(self, key: int, gone: weakref.ref[Any]) -> None:
-        """Drop the ref of an array that was collected. Takes no lock: the collector runs at any moment."""
+        """Drop the ref of a collected array. Takes no lock: the collector runs at any moment."""
         found = self._refs.get(key)
         if found is not None and found[0] is gone:
             self._refs.pop(key, None)
@@ -63,7 +62,7 @@ class StoredArrays:
 
 
 class PackedCall(NamedTuple):
-    """A callable as arguments of a task: its pickle, the refs inside it, and its large arrays."""
+    """A callable as arguments of a task: its pickle, the refs inside, and its large arrays."""
 
     payload: bytes
     references: list[zf.ObjectRef]
@@ -71,8 +70,6 @@ class PackedCall(NamedTuple):
 
 
 class _Pickler(_Base):  # type: ignore[misc]  # Made at run time: cloudpickle has no types.
-    """cloudpickle, but for large arrays, arrays of files and refs."""
-
     dispatch_table = ChainMap(_Base.dispatch_table, arrow.Reducers())
 
     def __init__(self, file: io.BytesIO, stored: StoredArrays, shared_from: float) -> None:
@@ -99,7 +96,7 @@ class _Pickler(_Base):  # type: ignore[misc]  # Made at run time: cloudpickle ha
 
 
 def pack(call: Callable[[], Any], stored: StoredArrays, shared_from: float) -> PackedCall:
-    """Pickle a call. It reads arrays of at least ``shared_from`` bytes in place, and has copies of others. Raises what pickling raises."""
+    """Pickle a call, which will read arrays of at least ``shared_from`` bytes in place. Raises what pickling raises."""
     file = io.BytesIO()
     made = _Pickler(file, stored, shared_from)
     made.dump(call)
@@ -107,7 +104,7 @@ def pack(call: Callable[[], Any], stored: StoredArrays, shared_from: float) -> P
 
 
 class _Loading(threading.local):
-    """The parts of the call that this thread unpickles."""
+    """Parts of the call that this thread unpickles."""
 
     references: list[zf.ObjectRef] = []
     arrays: tuple[Any, ...] = ()
@@ -137,11 +134,11 @@ def _array(index: int, copied: bool) -> Any:
 
 
 def _file_of(array: Any) -> tuple[Any, ...] | None:
-    """Arguments for ``_reopened`` if an array is memory of a file that others can map; else None."""
+    """Arguments for ``_reopened`` if an array is memory of a file that others can map, else None."""
     root = array
     while root is not None and not (isinstance(root, numpy.memmap) and isinstance(root.base, mmap.mmap)):
         root = getattr(root, "base", None)
-    if root is None or root.filename is None or root.mode == "c":  # The last one has memory of its own where it was changed.
+    if root is None or root.filename is None or root.mode == "c":  # "c" has memory of its own where it was changed.
         return None
     start = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
     mode = "r+" if root.mode == "w+" else root.mode
@@ -151,6 +148,5 @@ def _file_of(array: Any) -> tuple[Any, ...] | None:
 def _reopened(
     path: str, mode: Any, offset: int, size: int, start: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> Any:
-    """Map a file again, and return the array at ``start`` of it."""
     whole: Any = numpy.memmap(path, numpy.uint8, mode, offset, (size,))
     return numpy.ndarray(shape, dtype, whole, start, strides)

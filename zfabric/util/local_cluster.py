@@ -1,7 +1,7 @@
 """``LocalCluster``: a cluster of several nodes on this machine, for tests and for trying things out.
 
-Each node is what a node on a machine of its own is: a supervisor, a daemon, workers, an object store, a control store, and an encrypted
-TCP connection to each other node. They share the machine, so its memory is divided among them.
+Each node is complete: supervisor, daemon, workers, stores, and an encrypted TCP connection to each other node. They divide the machine's
+memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from zfabric.runtime.session import ClusterSettings
 
 MEMORY_SHARE = 0.95
-"""The share of the machine's memory that the workers of all nodes may have together."""
+"""Share of the machine's memory for the workers of all nodes."""
 
 
 class LocalNode:
@@ -40,13 +40,12 @@ class LocalNode:
         self.node_id = ""
         """The node's id in hexadecimal, as ``get_runtime_context().get_node_id()`` returns it there."""
         self.address = ""
-        """The address at which other nodes reach it; ``zf.init()`` with it submits through this node."""
+        """Where other nodes reach it; ``zf.init()`` with it submits through this node."""
 
     def __repr__(self) -> str:
         return f"LocalNode({self.name!r}, {self.node_id!r}, pid={self.pid})"
 
     def _wait(self) -> LocalNode:
-        """Wait until the node has joined. Raises the error for which it could not."""
         from zfabric.runtime.connect import REGISTER_SECONDS, await_daemon  # It loads ZeroMQ, which no program needs before its cluster.
 
         session = self._launched.session
@@ -66,7 +65,7 @@ class LocalNode:
         return self._launched.alive()
 
     def kill(self) -> None:
-        """Kill the node as a power failure would: all its processes at once. Returns when its supervisor is gone."""
+        """Kill all its processes at once, as a power failure would. Returns when its supervisor is gone."""
         if self.alive():  # Else its pid may be another process's by now.
             _signal(self.pid, signal.SIGKILL)
         self._launched.close()
@@ -95,10 +94,10 @@ class LocalNode:
 class LocalCluster:
     """A cluster of ``nodes`` nodes on this machine, each with ``cpus_per_node`` CPUs and ``gpus_per_node`` GPUs.
 
-    A context manager; the nodes end with this program. ``object_store_memory`` is that of each node in bytes, and ``memory`` what tasks
-    and actors may reserve there; by default the nodes share what one node would have. ``resources``, ``config`` (limits of
-    ``zfabric.config``) and ``labels`` are those of each node. This program joins it by ``zf.init()``; others join at its ``address``,
-    through the first node, or at the ``address`` of one of ``nodes``. Raises ConfigError or OptionError for invalid settings.
+    A context manager; the nodes end with this program. ``object_store_memory`` is each node's in bytes, ``memory`` what tasks and actors
+    may reserve there; by default the nodes share what one node would have. ``resources``, ``config`` (limits of ``zfabric.config``) and
+    ``labels`` are those of each node. This program joins by ``zf.init()``; others at the ``address`` of the cluster (its first node), or of
+    one of ``nodes``. Raises ConfigError or OptionError for invalid settings.
 
     >>> import zfabric as zf
     >>> with zf.LocalCluster(nodes=2, cpus_per_node=1) as cluster:
@@ -125,7 +124,7 @@ class LocalCluster:
         if not isinstance(nodes, int) or nodes < 1:
             raise ConfigError(f"LocalCluster: nodes is a whole number from 1, not {nodes!r}")
         self.nodes: list[LocalNode] = []
-        """The nodes, the head first, without those that were removed."""
+        """The remaining nodes, the head first."""
         self._head: LocalNode | None = None
         self._reference = weakref.ref(self)
         self._cpus = cpus_per_node
@@ -185,8 +184,8 @@ class LocalCluster:
         """Start one more node and return it once it and the others have registered with each other.
 
         It has ``num_cpus`` CPUs, ``num_gpus`` GPUs, further ``resources``, ``labels``, an object store of ``object_store_memory`` bytes,
-        and ``memory`` bytes that tasks and actors may reserve; for what is None it is like the other nodes. Raises ConfigError or
-        OptionError for invalid settings.
+        and ``memory`` bytes that tasks and actors may reserve; None is as on the other nodes. Raises ConfigError or OptionError for invalid
+        settings.
         """
         node = self._launch(False, num_cpus, num_gpus, resources, labels, object_store_memory, memory)
         try:
@@ -199,10 +198,10 @@ class LocalCluster:
         return node
 
     def remove_node(self, node: LocalNode, drain: bool = False) -> None:
-        """End ``node`` in order. The end of the first one, the head, is the end of the cluster.
+        """End ``node`` in order. The end of the first one, the head, ends the cluster.
 
         With ``drain``, first wait until its tasks and calls have ended and its values are copied, as `zfabric drain` does. Raises
-        FabricError if the node cannot be drained (NodeDiedError if it has died), or is not one of the cluster's.
+        FabricError if it cannot be drained (NodeDiedError if it has died), or is not one of the cluster's.
         """
         if node not in self.nodes:
             raise FabricError(f"{node!r} is no node of this LocalCluster (any more)")
@@ -214,7 +213,7 @@ class LocalCluster:
         node._close()
 
     def shutdown(self) -> None:
-        """End all nodes, and this program's connection with them. Has no effect if called again."""
+        """End all nodes, and this program's connection. Has no effect if called again."""
         with contextlib.suppress(ValueError):
             local_clusters.remove(self._reference)
         directory = getattr(getattr(interface.current(), "session", None), "directory", "")
@@ -227,7 +226,7 @@ class LocalCluster:
             node._close()
 
     def _await_registered(self) -> None:
-        """Wait until the nodes, without those that are paused or dead, give each other tasks."""
+        """Wait until all nodes that are neither paused nor dead give each other tasks."""
         nodes = [node.node_id for node in self.nodes if node.alive() and not node._paused]
         if len(nodes) > 1:
             from zfabric.runtime.connect import attach, await_registered  # They load ZeroMQ, which no program needs before its cluster.
@@ -271,12 +270,11 @@ class LocalCluster:
         return node
 
     def _reached(self, settings: ClusterSettings) -> ClusterSettings:
-        """Return the settings of a new node. Tests have nodes reach each other through a relay, at other addresses than they listen at."""
+        """Return a new node's settings. Tests override this: nodes reach each other through a relay, at other addresses."""
         return settings
 
 
 def _bytes(name: str, size: float | None, least: int, usual: int) -> int:
-    """A size that was given in bytes; a share of memory may have a fraction."""
     if size is None:
         return usual
     if isinstance(size, bool) or not isinstance(size, int | float) or not least <= size < float("inf"):

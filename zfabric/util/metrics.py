@@ -1,7 +1,7 @@
-"""Metrics of a program's own: counters, gauges and histograms, from the driver, tasks and actors, with Ray's names.
+"""A program's own metrics: counters, gauges and histograms, from the driver, tasks and actors, under Ray's names.
 
-``zfabric metrics`` and the page serve them to Prometheus. To count costs a few microseconds and no message: each process writes its
-numbers into a file in memory, and whoever asks adds up the files of the node.
+``zfabric metrics`` and the page serve them to Prometheus. Counting costs microseconds and no message: each process writes into a mapped
+file, and a reader adds up the files of the node.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from zfabric.api import cluster as here
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\Z")
 TAG = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
 TEXT_MOST = 1_000
-"""Most characters of a description or of a tag's value."""
+"""Most characters of a description or a tag's value."""
 
 _lock = threading.Lock()
 _series: dict[tuple[Any, ...], _Series] = {}
 _file: Any = None
 _file_of = ""
-"""The directory of the session that the file belongs to."""
+"""The session's directory that the file belongs to."""
 
 
 class _Series:
-    """One number: a metric with values of its tags. ``place`` is where it is in the file."""
+    """A metric with values of its tags; ``place`` is its place in the file."""
 
     __slots__ = ("place", "value")
 
@@ -50,7 +50,6 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _record(name: tuple[Any, ...], value: float, add: bool) -> None:
-    """Add to a number or set it, here and in the file if this process belongs to a cluster."""
     with _lock:
         _open_file()
         series = _series.get(name)
@@ -65,12 +64,11 @@ def _record(name: tuple[Any, ...], value: float, add: bool) -> None:
 
 
 def _open_file() -> None:
-    """Begin a file when this process has joined a cluster, or another one than before."""
     global _file, _file_of
     directory = here.session_directory()
     if directory == _file_of or not directory:
         return
-    from zfabric.adapters.metric_files import MetricFile  # Only processes with metrics of their own need it.
+    from zfabric.adapters.metric_files import MetricFile  # Only processes with metrics need it.
 
     os.makedirs(f"{directory}/metrics", mode=0o700, exist_ok=True)
     _file, _file_of = MetricFile(f"{directory}/metrics/{os.getpid()}-{os.urandom(4).hex()}"), directory
@@ -79,7 +77,7 @@ def _open_file() -> None:
 
 
 def _enter(name: tuple[Any, ...], series: _Series) -> None:
-    """Give a number its place in the file. If there is no room, it is not served; a warning says so the first time."""
+    """Without room, the number is not served; a warning says so once."""
     from zfabric.adapters.metric_files import MetricsFull  # As above.
 
     try:
@@ -113,7 +111,7 @@ class Metric:
         return {"name": self._name, "description": self._description, "tag_keys": self._keys, "default_tags": dict(self._defaults)}
 
     def set_default_tags(self, default_tags: dict[str, str]) -> Metric:
-        """Set ``default_tags``, values of tags, for all that is recorded from now on. Raises ValueError for a tag not in ``tag_keys``."""
+        """Set ``default_tags`` for all that is recorded from now on. Raises ValueError for a tag not in ``tag_keys``."""
         self._defaults = dict(self._tags(default_tags))
         return self
 
@@ -145,8 +143,8 @@ def _restored(kind: type[Metric], arguments: tuple[Any, ...], defaults: dict[str
 class Counter(Metric):
     """A number that only grows. Its sum over all processes of a node is served.
 
-    ``name`` and ``description`` are as Prometheus shows them; ``tag_keys`` name the tags that its values may have. Raises ValueError for
-    an invalid name.
+    ``name`` and ``description`` are as Prometheus shows them; ``tag_keys`` name the tags of its values. Raises ValueError for an invalid
+    name.
 
     >>> from zfabric.util.metrics import Counter
     >>> served = Counter("served", "requests that were answered", tag_keys=("model",))
@@ -165,8 +163,8 @@ class Counter(Metric):
 class Gauge(Metric):
     """A number that goes up and down. Each living process has its own, with the tag "pid".
 
-    ``name`` and ``description`` are as Prometheus shows them; ``tag_keys`` name the tags that its values may have. Raises ValueError for
-    an invalid name.
+    ``name`` and ``description`` are as Prometheus shows them; ``tag_keys`` name the tags of its values. Raises ValueError for an invalid
+    name.
 
     >>> from zfabric.util.metrics import Gauge
     >>> Gauge("queue_length", "requests that wait").set(3)
@@ -183,8 +181,8 @@ class Gauge(Metric):
 class Histogram(Metric):
     """How values are distributed: counts up to each of ``boundaries`` (ascending, positive), count and sum.
 
-    ``name`` and ``description`` are as Prometheus shows them; ``tag_keys`` name the tags that its values may have. Raises ValueError for
-    an invalid name.
+    ``name`` and ``description`` are as Prometheus shows them; ``tag_keys`` name the tags of its values. Raises ValueError for an invalid
+    name.
 
     >>> from zfabric.util.metrics import Histogram
     >>> latency = Histogram("latency_seconds", "of answers", boundaries=[0.01, 0.1, 1.0])

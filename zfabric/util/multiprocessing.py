@@ -1,4 +1,4 @@
-"""A ``multiprocessing.Pool`` whose processes are actors of the cluster: Ray's names, and the rules of the standard library."""
+"""A ``multiprocessing.Pool`` whose processes are actors: Ray's names, the standard library's rules."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ from zfabric.util import initializers
 __all__ = ["AsyncResult", "IMapIterator", "JoinableQueue", "Pool", "TimeoutError"]
 
 CHUNKS_EACH = 4
-"""Chunks of a map for each process, if the caller sets no chunk size: some may take longer than others."""
+"""Chunks of a map per process by default: some may take longer than others."""
 AHEAD_EACH = 2
-"""Chunks of an ``imap`` in progress for each process: further items are read from its iterable on demand."""
+"""Chunks of an ``imap`` in progress per process."""
 
 FUNCTIONS_MAX = 16
-"""The most functions that a process of a pool caches."""
 
 TERMINATED = "the pool was terminated"
 
@@ -54,7 +53,7 @@ def __getattr__(name: str) -> Any:
 
 
 class AsyncResult:
-    """The pending result of one call of a pool, or of many. Made by ``Pool.apply_async`` and others."""
+    """The pending result of one or many calls of a pool. Made by ``Pool.apply_async`` and others."""
 
     def __init__(
         self, pieces: list[Future[list[Any]]], single: bool, callback: Any, error_callback: Any, teller: Callable[..., None]
@@ -135,11 +134,10 @@ class IMapIterator:
         self._running: list[Future[list[Any]]] = []
         self._here: deque[Any] = deque()
         self._broken: Exception | None = None
-        """The error that the iterable raised."""
+        """The iterable's error."""
         self._start()
 
     def _start(self) -> None:
-        """Start chunks until the limit is in progress."""
         try:
             self._running += islice(self._pieces, max(0, self._ahead - len(self._running)))
         except Exception as error:  # The iterable's error; earlier items have results.
@@ -152,9 +150,9 @@ class IMapIterator:
         return self.next()
 
     def next(self, timeout: float | None = None) -> Any:
-        """Return the next result, or raise the error of that call; later results still follow.
+        """Return the next result, or raise that call's error; later results still follow.
 
-        Raises TimeoutError (of ``multiprocessing``) if it does not exist within ``timeout`` seconds, and StopIteration at the end.
+        Raises TimeoutError (of ``multiprocessing``) after ``timeout`` seconds, and StopIteration at the end.
         """
         while not self._here:
             self._start()
@@ -183,13 +181,13 @@ class IMapIterator:
 class Pool:
     """Runs calls in ``processes`` actors (by default as many as the cluster has CPUs).
 
-    Each actor runs ``initializer(*initargs)`` once, before the constructor returns; its error is the cause of the ActorDiedError that the
-    constructor then raises. The script's globals that it sets are visible to the functions that run there. An actor is replaced after
-    ``maxtasksperchild`` calls (None: never).
+    Each actor runs ``initializer(*initargs)`` before the constructor returns; if it fails, the constructor raises ActorDiedError from its
+    error. Functions that run there see the script's globals that it sets. An actor is replaced after ``maxtasksperchild`` calls (None:
+    never).
 
-    A cluster is started if there is none. ``ray_address`` is one to join, ``ray_remote_args`` are options of the actors; ``context`` has
-    no effect. Functions and arguments need not be importable. Raises ValueError for numbers below 1. Leaving the ``with`` block terminates
-    the pool, as in the standard library.
+    A cluster is started if there is none. ``ray_address`` is one to join, ``ray_remote_args`` are options of the actors; ``context`` has no
+    effect. Functions and arguments need not be importable. Raises ValueError for numbers below 1. Leaving the ``with`` block terminates the
+    pool, as in the standard library.
 
     >>> from zfabric.util.multiprocessing import Pool
     >>> with Pool(2) as pool:
@@ -221,20 +219,19 @@ class Pool:
             zf.remote(_Process).options(**{"num_cpus": 0, **(ray_remote_args or {})}).remote, initializer, tuple(initargs or ())
         )
         self._idle: list[tuple[Any, int]] = [(self._make(), 0) for _ in range(self._size)]
-        """Idle actors, each with the number of calls that it has run."""
+        """Idle actors, each with its number of calls."""
         self._busy: dict[Future[list[Any]], Any] = {}
         self._waiting: deque[tuple[Future[list[Any]], Callable[..., Any], Calls, bool]] = deque()
-        """Pieces of work, and whether each of their calls has an outcome of its own."""
+        """Chunks of work, and whether each call has its own outcome."""
         self._results: weakref.WeakSet[IMapIterator] = weakref.WeakSet()
         """Iterators of ``imap`` that the program still holds."""
         self._unread: list[tuple[Callable[..., Any], Generator[Calls, None, None]]] = []
-        """Parts of iterables that ``imap`` has not read: they are run before ``join`` returns."""
+        """Unread parts of ``imap``'s iterables, which run before ``join`` returns."""
         self._lock = threading.Condition()
         self._closed = self._terminated = False
         self._told: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        """Callbacks to call."""
         self._untold = 0
-        """The number of callbacks that have not returned."""
+        """Callbacks that have not returned."""
         self._teller: threading.Thread | None = None
         if initializer is not None:
             zf.get([actor.__ray_ready__.remote() for actor, _ in self._idle])
@@ -258,8 +255,8 @@ class Pool:
     ) -> AsyncResult:
         """Start ``func(*args, **kwargs)`` without waiting.
 
-        ``callback`` is called with the result, ``error_callback`` with the error, in a thread of the pool; they may block. Raises
-        ValueError if the pool was closed.
+        A thread of the pool calls ``callback`` with the result, or ``error_callback`` with the error; they may block. Raises ValueError if
+        the pool was closed.
         """
         self._check()
         return AsyncResult([self._start(func, [(tuple(args or ()), kwargs or {})])], True, callback, error_callback, self._tell)
@@ -269,8 +266,7 @@ class Pool:
     def map(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None = None) -> list[Any]:
         """Return ``func(item)`` for every item of ``iterable``, in order, or raise the first error.
 
-        ``chunksize`` items at a time go to a process; by default each process gets about four chunks. Raises ValueError if the pool was
-        closed.
+        ``chunksize`` items at a time go to a process; by default each gets about four chunks. Raises ValueError if the pool was closed.
         """
         return list(self.map_async(func, iterable, chunksize).get())
 
@@ -344,7 +340,6 @@ class Pool:
         return piece
 
     def _feed(self) -> None:
-        """Give waiting work to idle actors."""
         while True:
             with self._lock:
                 if not self._idle or not self._waiting:
@@ -357,14 +352,13 @@ class Pool:
                 if actor is None:
                     actor = self._renewed(piece)
                 ref = actor.run.remote(_packed(func), calls, each)
-            except Exception as error:  # The work cannot be pickled; the actor is free.
+            except Exception as error:  # It cannot be pickled; the actor is free.
                 self._end(piece, (actor, count))
                 piece.set_exception(error)
                 continue
             ref.future().add_done_callback(partial(self._ended, piece, actor, count + len(calls)))
 
     def _renewed(self, piece: Future[list[Any]]) -> Any:
-        """Return a new actor for this chunk in place of one that has ended."""
         if not zf.is_initialized():  # A shutdown must not be followed by a new cluster for this pool.
             raise NotInitializedError("the cluster was shut down, and the processes of this pool with it")
         actor = self._make()
@@ -392,7 +386,6 @@ class Pool:
             self._idle.append(free)
 
     def _tell(self, call: Callable[[], None]) -> None:
-        """Queue a callback."""
         with self._lock:
             self._untold += 1
             if self._teller is None:
@@ -426,9 +419,9 @@ class Pool:
             zf.kill(actor)
 
     def join(self) -> None:
-        """Wait until all calls and their callbacks have run. Raises ValueError unless the pool was closed or terminated.
+        """Wait until all calls and their callbacks have run, unread parts of ``imap``'s iterables included.
 
-        The rest of each iterable of ``imap`` is read and run, even if nothing requests the results.
+        Raises ValueError unless the pool was closed or terminated.
         """
         if not self._closed:
             raise ValueError("close() or terminate() comes before join()")
@@ -436,7 +429,7 @@ class Pool:
             raise RuntimeError("join() waits for callbacks, and this is one")
         for results in list(self._results) if not self._terminated else ():
             results.start_all()
-        for func, chunks in self._unread if not self._terminated else ():  # Nothing receives their results, nor an error of the iterable.
+        for func, chunks in self._unread if not self._terminated else ():  # Nobody receives their results.
             with suppress(Exception):
                 for chunk in chunks:
                     self._start(func, chunk, True)
@@ -473,7 +466,7 @@ def _at_least_one(name: str, value: Any, other: str = "") -> int:
 
 
 def _call_back(calls: SimpleQueue[Callable[[], None] | None]) -> None:
-    """Run a pool's callbacks one by one, in a thread. It has no reference to the pool, so the pool can be collected."""
+    """Run a pool's callbacks one by one, in a thread without a reference to the pool, which can then be collected."""
     while (call := calls.get()) is not None:
         try:
             call()
@@ -483,14 +476,12 @@ def _call_back(calls: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 class _Process:
-    """A process of a pool."""
-
     def __init__(self, initializer: Callable[..., Any] | None, initargs: tuple[Any, ...]) -> None:
         self._functions: dict[bytes, Callable[..., Any]] = {}
         self._shared = initializers.SharedNames() if initializer is None else initializers.run(initializer, initargs)
 
     def run(self, func: Callable[..., Any] | _Packed, calls: Calls, each: bool) -> list[Any]:
-        """Run a chunk of work and return its results. With ``each``, the error of a call stands in place of its value."""
+        """Run a chunk of work and return its results. With ``each``, a call's error stands in place of its value."""
         if isinstance(func, _Packed):
             function = self._loaded(func.payload)
             func = partial(function, *func.args, **func.keywords) if func.args or func.keywords else function
@@ -510,7 +501,7 @@ class _Process:
 class _Packed:
     """A function as bytes, and the arguments that ``functools.partial`` adds.
 
-    A process loads it once: what a call leaves in the script's globals, or in a cache, is visible to the next one.
+    A process loads it once, so that calls share the script's globals and caches.
     """
 
     def __init__(self, payload: bytes, args: tuple[Any, ...] = (), keywords: Mapping[str, Any] | None = None) -> None:
@@ -520,7 +511,7 @@ class _Packed:
 
 
 def _packed(func: Callable[..., Any]) -> Callable[..., Any] | _Packed:
-    """Pack a plain function, unless it contains refs. A callable with state, such as a bound method, is new in each chunk."""
+    """Pack a plain function without refs. A callable with state is new in each chunk."""
     if type(func) is partial:
         inside = _packed(func.func)
         return _Packed(inside.payload, func.args, func.keywords) if isinstance(inside, _Packed) else func
@@ -531,7 +522,7 @@ def _packed(func: Callable[..., Any]) -> Callable[..., Any] | _Packed:
 
 
 class _Raised:
-    """The error of a call, as it travels."""
+    """A call's error, as it travels."""
 
     def __init__(self, payload: bytes, held: HeldRefs | None = None) -> None:
         self.payload = payload

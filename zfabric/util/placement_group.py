@@ -25,7 +25,7 @@ __all__ = [
 
 
 class _Callable(ModuleType):
-    """The module ``zfabric.util.placement_group``: the import system puts it where Ray has the function of that name."""
+    """A module that can be called: the import system puts it where Ray has the function of that name."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> PlacementGroup:
         return placement_group(*args, **kwargs)

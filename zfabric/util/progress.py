@@ -1,6 +1,5 @@
-"""A progress bar for refs: drawn by rich in a terminal and, as a widget, in a notebook; a text in a notebook without widgets.
-
-Elsewhere, as in a log, it is a line every 30 seconds.
+"""A progress bar for refs: by rich in a terminal or a notebook's widget, as text in a notebook without widgets, else a line every 30
+seconds.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from zfabric.api import core
 from zfabric.protocol.wording import counted, span
 
 REDRAW_SECONDS = 0.1
-"""The interval between updates of a bar: an update costs as much as a task."""
+"""Seconds between updates: one costs as much as a task."""
 NOTEBOOK_SECONDS = 0.5
-"""The same where each update is a message to the notebook's page."""
+"""In a notebook each update is a message to its page."""
 LOG_SECONDS = 30.0
-"""The interval between lines where nothing can be drawn anew."""
+"""Seconds between lines where nothing can be redrawn."""
 
 
 def progress(
@@ -29,9 +28,8 @@ def progress(
     """Wait until all ``refs`` have an outcome, with a progress bar on the standard error stream; return them as a list.
 
     ``description`` stands before the bar. It is drawn in a terminal and in a notebook (without ipywidgets, as text). Elsewhere, as in a
-    log, a line is printed every 30 seconds. Returns early once a task has failed, and says so, so that ``zf.get(zf.progress(refs))``
-    raises at once as ``zf.get(refs)`` does; ``fail_fast=False`` waits for all, and the bar counts failures. Raises GetTimeoutError after
-    ``timeout`` seconds.
+    log, a line is printed every 30 seconds. Returns early once a task has failed, so that ``zf.get(zf.progress(refs))`` raises at once as
+    ``zf.get(refs)`` does; ``fail_fast=False`` waits for all, and counts failures. Raises GetTimeoutError after ``timeout`` seconds.
 
     >>> import zfabric as zf
     >>> square = zf.remote(lambda x: x * x)
@@ -64,7 +62,7 @@ def progress(
 
 
 class _State:
-    """How far it is. One thread writes, and others read."""
+    """Written by one thread, read by others."""
 
     def __init__(self, description: str, total: int) -> None:
         self.title = f"{description}: " if description else ""
@@ -81,21 +79,19 @@ class _State:
 
 
 class _Display(Protocol):
-    """Shows a state. Its methods are called in this order, by one thread."""
+    """Shows a state. One thread calls the methods, in this order."""
 
     def begin(self) -> None:
         """Show that it begins."""
 
     def update(self, at_once: bool) -> None:
-        """Show a change of the state: unless ``at_once``, if the last one was long enough ago."""
+        """Show a change: unless ``at_once``, not too soon after the last."""
 
     def end(self) -> None:
         """Show the last state."""
 
 
 class _Bar:
-    """A bar of rich."""
-
     def __init__(self, state: _State) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -161,7 +157,7 @@ class _NotebookText:
 
 
 class _Lines:
-    """A line every ``LOG_SECONDS``, from a thread: a single task may take longer than that."""
+    """A line every ``LOG_SECONDS``, from a thread: a single task may take longer."""
 
     def __init__(self, state: _State) -> None:
         self._state = state
@@ -188,7 +184,6 @@ class _Lines:
 
 
 def _shown(state: _State) -> _Display:
-    """Return what can show the state here."""
     shell = _notebook()
     if shell is None:
         return _Bar(state) if _in_terminal() else _Lines(state)
@@ -200,19 +195,18 @@ def _shown(state: _State) -> _Display:
 def _say(text: str) -> None:
     try:
         print(f"zfabric: {text}", file=sys.stderr, flush=True)
-    except (OSError, ValueError, AttributeError):  # There is no such stream, or it is closed: the tasks count, and not the line.
+    except (OSError, ValueError, AttributeError):  # The stream is missing or closed: the tasks count, not the line.
         return
 
 
 def _in_terminal() -> bool:
     try:
         return sys.stderr.isatty()
-    except (AttributeError, ValueError):  # There is no such stream, or it is closed.
+    except (AttributeError, ValueError):  # The stream is missing or closed.
         return False
 
 
 def _notebook() -> Any:
-    """The shell of a notebook, if this is a notebook's process."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell if type(shell).__name__ == "ZMQInteractiveShell" else None

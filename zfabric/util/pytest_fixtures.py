@@ -1,4 +1,4 @@
-"""Fixtures for pytest: a cluster for one test, for all tests of a run, and one of several nodes.
+"""Fixtures for pytest: a cluster for one test, for a run, and one of several nodes.
 
 pytest loads this module wherever zfabric is installed, so it imports nothing heavy until a fixture is used.
 """
@@ -19,13 +19,13 @@ MARKER = "zfabric(**options): options of the cluster that the fixtures zfabric_c
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker, for runs with ``--strict-markers``."""
+    """Declare the marker, for ``--strict-markers``."""
     config.addinivalue_line("markers", MARKER)
 
 
 @pytest.fixture(scope="session")
 def zfabric_options() -> dict[str, Any]:
-    """Options of ``zf.init`` for the clusters of ``zfabric_cluster`` and ``zfabric_session_cluster``: two CPUs. To be overridden."""
+    """Options of ``zf.init`` for ``zfabric_cluster`` and ``zfabric_session_cluster``: two CPUs. To be overridden."""
     return {"num_cpus": 2}
 
 
@@ -45,7 +45,7 @@ def zfabric_session_cluster(zfabric_options: dict[str, Any]) -> Iterator[Cluster
 
 @pytest.fixture
 def zfabric_nodes(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
-    """A ``zf.LocalCluster`` of three nodes with one CPU each, which the test has joined through the first one.
+    """A ``zf.LocalCluster`` of three nodes with one CPU each, which the test has joined through the first.
 
     ``@pytest.mark.zfabric(nodes=2, cpus_per_node=4)`` changes its options.
     """
@@ -68,7 +68,6 @@ def _running(fixture: str, options: dict[str, Any]) -> Iterator[ClusterContext]:
 
 
 def _marked(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Return the options of the test's markers; the one nearest to the test wins."""
     marks = list(request.node.iter_markers("zfabric"))
     for mark in marks:
         if mark.args:

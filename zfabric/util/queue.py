@@ -1,4 +1,4 @@
-"""A queue that tasks, actors and drivers share: Ray's names, and the rules of ``queue.Queue``."""
+"""A queue that tasks, actors and drivers share: Ray's names, the rules of ``queue.Queue``."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Full(queue.Full):
 class Queue:
     """First in, first out; ``maxsize`` items at most (0: any number). Can be passed to tasks and actors.
 
-    The items live in an actor, which ends with the last copy of the queue; ``actor_options`` are its options. Raises
-    TypeError for a ``maxsize`` that is no int, OptionError for invalid options, and ActorDiedError if the actor is dead.
+    The items live in an actor, which ends with the last copy of the queue; ``actor_options`` are its options. Raises TypeError for a
+    ``maxsize`` that is no int, OptionError for invalid options, and ActorDiedError if the actor is dead.
 
     >>> import zfabric as zf
     >>> from zfabric.util.queue import Queue
@@ -60,7 +60,7 @@ class Queue:
         return 0 < self.maxsize <= self.size()
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Add ``item``; wait for room at most ``timeout`` seconds, or not at all without ``block``. Raises Full if there was none."""
+        """Add ``item``; wait for room at most ``timeout`` seconds, or not at all without ``block``. Raises Full."""
         if not _ended(self._actor().put.remote(item, _patience(block, timeout))):
             raise Full
 
@@ -86,7 +86,7 @@ class Queue:
         return self.get(block=False)
 
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
-        """Add all ``items`` in one step. Raises Full, and adds none, if there is no room for all."""
+        """Add all ``items`` in one step, or raise Full and add none."""
         if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
             raise TypeError(f"put_nowait_batch() takes several items, such as a list, not {items!r}")
         batch = list(items)
@@ -95,7 +95,7 @@ class Queue:
             raise Full(f"cannot add {len(batch)} items to a queue with {size}, of at most {self.maxsize}")
 
     def get_nowait_batch(self, num_items: int) -> list[Any]:
-        """Remove and return ``num_items`` items in one step. Raises Empty, and removes none, if there are fewer."""
+        """Remove and return ``num_items`` items in one step, or raise Empty and remove none."""
         if isinstance(num_items, bool) or not isinstance(num_items, int):
             raise TypeError(f"get_nowait_batch() takes a number of items, not {num_items!r}")
         if num_items < 0:
@@ -106,9 +106,9 @@ class Queue:
         return list(items)
 
     def shutdown(self, force: bool = False, grace_period_s: float = 5) -> None:
-        """End the queue and discard its items; callers that wait for it get ActorDiedError.
+        """End the queue and discard its items; waiting callers get ActorDiedError.
 
-        Unless ``force``, calls made before have ``grace_period_s`` seconds to begin.
+        Unless ``force``, earlier calls have ``grace_period_s`` seconds to begin.
         """
         if self.actor is None:
             return
@@ -124,7 +124,6 @@ class Queue:
 
 
 def _patience(block: bool, timeout: float | None) -> float | None:
-    """Seconds to wait, as the actor takes them; None for no limit."""
     if not block:
         return 0.0
     if timeout is not None and timeout < 0:
@@ -140,7 +139,7 @@ def _first(answer: tuple[bool, Any]) -> Any:
 
 
 def _ended(ref: zf.ObjectRef) -> Any:
-    """Return the outcome of a call, or cancel the call if the wait is interrupted, so that no item is lost."""
+    """Cancel the call if the wait is interrupted, so that no item is lost."""
     try:
         return zf.get(ref)
     except (KeyboardInterrupt, SystemExit):
@@ -163,7 +162,6 @@ class _Items:
         self.items: asyncio.Queue[Any] = asyncio.Queue(maxsize)
 
     async def size(self) -> int:
-        """The number of items."""
         return self.items.qsize()
 
     async def put(self, item: Any, patience: float | None) -> bool:
@@ -185,7 +183,7 @@ class _Items:
             return False, None
 
     async def put_batch(self, items: list[Any]) -> int | None:
-        """Add all items and return None, or return the number of items in the queue if there was no room."""
+        """Add all items and return None; without room, return the number of items in the queue."""
         if self.items.maxsize > 0 and self.items.qsize() + len(items) > self.items.maxsize:
             return self.items.qsize()
         for item in items:

@@ -1,7 +1,7 @@
 """Lists and summaries of tasks, actors, objects, nodes, jobs, workers and placement groups, under Ray's names.
 
-Rows are dictionaries whose keys are attributes, too, with Ray's words for states. They come from the same queries as
-``zfabric tasks --json`` and its neighbours, which have more columns.
+Rows are dictionaries whose keys are attributes, too, with Ray's words for states. The same queries serve ``zfabric tasks --json`` and its
+neighbours, which have more columns.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ TASK_STATES = {
     "finished": "FINISHED",
     "failed": "FAILED",
 }
-"""Ray's names of the states of tasks."""
+"""Ray's names of task states."""
 ACTOR_STATES = {"alive": "ALIVE", "blocked": "ALIVE", "ending": "ALIVE", "dead": "DEAD", "restarting": "RESTARTING"}
-"""Ray's names of the states of actors; all others are of actors that are being made."""
+"""Ray's names of actor states; all others are of actors being made."""
 
 Filter = tuple[str, str, Any]
 """(column, "=" or "!=", value)"""
@@ -43,11 +43,11 @@ class StateRow(dict[str, Any]):
 
 
 def list_tasks(*, filters: Sequence[Filter] | None = None, limit: int = 100, **ignored: Any) -> list[StateRow]:
-    """List tasks of all nodes, the running ones first; those that have ended as long as somebody refers to their values.
+    """List tasks of all nodes, the running ones first; ended ones as long as somebody refers to their values.
 
     ``filters`` are ``(column, "=" or "!=", value)``, all of which must hold. At most ``limit`` (up to 10,000) rows are returned. Raises
-    ValueError for an unknown column or a limit out of these bounds. Filters of other columns than the state look at the first 10,000 tasks
-    (in the states that are asked for); a RuntimeWarning says so where there are more.
+    ValueError for an unknown column or a limit out of bounds. Filters of columns other than the state look at the first 10,000 tasks; a
+    RuntimeWarning says so where there are more.
 
     >>> import zfabric as zf
     >>> from zfabric.util.state import list_tasks
@@ -140,45 +140,42 @@ def list_placement_groups(*, filters: Sequence[Filter] | None = None, limit: int
 
 
 def get_task(id: str, **ignored: Any) -> StateRow | None:
-    """Return the row of the task with this id (hexadecimal), or None. Ray's other arguments are ``ignored``."""
+    """Return the row of the task with this id (hexadecimal), or None. Ray's other arguments are ``ignored``, here and below."""
     return next(iter(list_tasks(filters=[("task_id", "=", id)], limit=1, **ignored)), None)
 
 
 def get_actor(id: str, **ignored: Any) -> StateRow | None:
-    """Return the row of the actor with this id (hexadecimal), or None. Ray's other arguments are ``ignored``."""
+    """Return the row of the actor with this id (hexadecimal), or None."""
     return next(iter(list_actors(filters=[("actor_id", "=", id)], limit=1, **ignored)), None)
 
 
 def get_node(id: str, **ignored: Any) -> StateRow | None:
-    """Return the row of the node with this id (hexadecimal), or None. Ray's other arguments are ``ignored``."""
+    """Return the row of the node with this id (hexadecimal), or None."""
     return next(iter(list_nodes(filters=[("node_id", "=", id)], limit=1, **ignored)), None)
 
 
 def get_job(id: str, **ignored: Any) -> StateRow | None:
-    """Return the row of the job with this id (hexadecimal), or None. Ray's other arguments are ``ignored``."""
+    """Return the row of the job with this id (hexadecimal), or None."""
     return next(iter(list_jobs(filters=[("job_id", "=", id)], limit=1, **ignored)), None)
 
 
 def get_worker(id: str, **ignored: Any) -> StateRow | None:
-    """Return the row of the worker with this id (hexadecimal), or None. Ray's other arguments are ``ignored``."""
+    """Return the row of the worker with this id (hexadecimal), or None."""
     return next(iter(list_workers(filters=[("worker_id", "=", id)], limit=1, **ignored)), None)
 
 
 def get_placement_group(id: str, **ignored: Any) -> StateRow | None:
-    """Return the row of the placement group with this id (hexadecimal), or None if there is none, or it was removed.
-
-    Ray's other arguments are ``ignored``.
-    """
+    """Return the row of the placement group with this id (hexadecimal); None if there is none, or it was removed."""
     return next(iter(list_placement_groups(filters=[("placement_group_id", "=", id)], limit=1, **ignored)), None)
 
 
 def get_objects(id: str, **ignored: Any) -> list[StateRow]:
-    """Return the rows of the value with this id (hexadecimal): one, or none. Ray's other arguments are ``ignored``."""
+    """Return the rows of the value with this id (hexadecimal): one, or none."""
     return list_objects(filters=[("object_id", "=", id)], **ignored)
 
 
 def summarize_tasks(**ignored: Any) -> dict[str, Any]:
-    """Count the tasks of each function by state, also those that have ended and to which nobody refers any more.
+    """Count the tasks of each function by state, also ended ones to which nobody refers any more.
 
     >>> import zfabric as zf
     >>> from zfabric.util.state import summarize_tasks
@@ -228,9 +225,9 @@ def summarize_actors(**ignored: Any) -> dict[str, Any]:
 
 
 def summarize_objects(**ignored: Any) -> dict[str, Any]:
-    """Count values and their bytes by the function that made them ("put" for values that were put): of the first 10,000 values.
+    """Count values and their bytes by the function that made them ("put" for values that were put).
 
-    A RuntimeWarning says so if there are more.
+    Only the first 10,000 values count; a RuntimeWarning says so if there are more.
 
     >>> from zfabric.util.state import summarize_objects
     >>> summarize_objects()["cluster"]["summary_by"]
@@ -250,11 +247,11 @@ def summarize_objects(**ignored: Any) -> dict[str, Any]:
 
 
 def _located(what: str, kind: Callable[[dict[str, Any]], StateRow], *arguments: Any) -> list[StateRow]:
-    """The rows of a query, each with the name and the id of its node: where a task runs or was submitted, and where an actor lives."""
+    """The rows of a query, each with its node's name and id: where a task runs or was submitted, and where an actor lives."""
     client = connected()
     nodes = client.query("nodes")
     ids = {row.get("name", ""): row["node"] for row in nodes}  # No two have the same name.
-    alone = nodes[0].get("name", "") if len(nodes) == 1 else ""  # Rows of a node alone do not name it.
+    alone = nodes[0].get("name", "") if len(nodes) == 1 else ""  # Rows of a lone node do not name it.
     rows = client.query(what) if what == "workers" else client.query(what, LIST_LIMIT, *arguments)
     names = [row.get("node") or alone for row in rows]
     return [StateRow({**kind(row), "node": name, "node_id": ids.get(name, "")}) for row, name in zip(rows, names, strict=True)]

@@ -1,4 +1,4 @@
-"""Call backs when values are complete, and when nobody needs them any more; where values are."""
+"""Callbacks for values that are complete, or that nobody needs any more; locations of values."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _log = logging.getLogger("zfabric")
 
 
 def on_ready(ref: ObjectRef[Any], f: Callable[[ObjectRef[Any]], object]) -> None:
-    """Call ``f(ref)`` once the value of ``ref`` is complete: it exists, or it has failed, or it is lost.
+    """Call ``f(ref)`` once the value of ``ref`` is complete: it exists, has failed, or is lost.
 
     ``f`` is called once, in the thread that calls back for all futures of this process: one that waits delays the others. It may call
     ``zf.get(ref)``. An exception in it is logged (by the logger "zfabric"). None is called after ``shutdown``.
 
-    Until then ``ref`` is retained, and with it the value; afterwards it is not. A value that a task or call of this process makes stays
-    where it was made. Where the ref came from another process, its value is brought to this node, as ``zf.wait`` does.
+    Until then ``ref``, and with it the value, is retained. A value that this process's task or call makes stays where it was made; one
+    whose ref came from another process is brought to this node, as by ``zf.wait``.
 
     Raises ArgumentTypeError if ``ref`` is no ref or ``f`` cannot be called, and NotInitializedError if the ref's cluster was shut down.
 
@@ -41,21 +41,20 @@ def on_ready(ref: ObjectRef[Any], f: Callable[[ObjectRef[Any]], object]) -> None
 def on_freed(ref: ObjectRef[Any], f: Callable[[bytes], object], scope: Literal["process", "cluster"] = "cluster") -> None:
     """Call ``f(id)`` once no ref to a value is left; ``id`` is what ``ref.binary()`` returns (20 bytes).
 
-    With ``scope="process"`` the refs of this process count, with those inside values to which it has refs. With ``scope="cluster"`` all
-    refs count that lead to the value: those of all processes, in arguments of tasks and calls that have not ended, and inside values that
-    are needed themselves. A value whose task has not ended counts as needed. To wait for it retains nothing.
+    With ``scope="process"`` the refs of this process count, and those inside values to which it has refs. With ``scope="cluster"`` all refs
+    count that lead to the value: of all processes, in arguments of unfinished tasks and calls, and inside values that are needed
+    themselves. A value whose task has not ended is needed. Waiting retains nothing.
 
-    ``f`` is called once, in the same thread and by the same rules as with ``on_ready``: also if the value has failed, if a daemon was
-    restarted, or if the node that had the value has died. It is called within about 0.1 s. A ref that was passed on in a value, or in
-    arguments, counts for up to 2 s longer. If the value's job ends, nobody can read it any more, and ``f`` is called. None is called once
-    this process's own node has ended.
+    ``f`` is called once, by the rules of ``on_ready``, even if the value has failed, its job has ended, a daemon was restarted or the
+    value's node has died. The call comes within about 0.1 s; a ref that was passed on in a value or in arguments counts for up to 2 s
+    longer. None comes once this process's own node has ended.
 
     Not covered: an id that a program stores as bytes is no ref, so ``ObjectRef(id)`` may be made after the call, and may even find the
-    value if others' rebuilds retain it. And where two processes read one stream, a value that the first has dropped may be made again
-    for the second. ``f`` is not called again then.
+    value. Where two processes read one stream, a value that the first has dropped may be made again for the second; ``f`` is not called
+    again.
 
-    Raises ArgumentTypeError as ``on_ready``, ValueError for another ``scope``, NotInitializedError if the ref's cluster was shut
-    down, and CallbackLimitExceededError if ``last_callbacks_max`` (a setting; 100,000) wait in this process.
+    Raises ArgumentTypeError as ``on_ready``, ValueError for another ``scope``, NotInitializedError if the ref's cluster was shut down, and
+    CallbackLimitExceededError if ``last_callbacks_max`` (a setting; 100,000) wait in this process.
 
     >>> import zfabric as zf
     >>> from queue import Queue
@@ -75,9 +74,9 @@ def on_freed(ref: ObjectRef[Any], f: Callable[[bytes], object], scope: Literal["
 class ValueLocation(NamedTuple):
     """What ``zf.util.locate`` reports of one value.
 
-    ``size`` is its bytes when pickled; None if the value does not exist (yet, or any more), is an error, or is unknown. ``nodes`` are the
-    nodes whose object store has it, with ids as in ``zf.nodes()``. A value up to ``inline_bytes`` (64 KiB) travels in messages and is on
-    none. ``spilled``: whether all these nodes have it on disk only. ``complete``: whether it has an outcome, be it a value or an error.
+    ``size`` is its bytes when pickled; None if the value is missing, an error, or unknown. ``nodes`` are the ids, as in ``zf.nodes()``, of
+    nodes whose object store has it: none for a value up to ``inline_bytes`` (64 KiB), which travels in messages. ``spilled``: whether all
+    these nodes have it on disk only. ``complete``: whether it has an outcome, a value or an error.
     """
 
     size: int | None
@@ -89,8 +88,8 @@ class ValueLocation(NamedTuple):
 def locate(refs: Iterable[ObjectRef[Any]]) -> dict[ObjectRef[Any], ValueLocation]:
     """Return the size and the nodes of each of these values (``ValueLocation``), without moving any.
 
-    All are asked for at once: one message to each node for up to 10,000 refs. What was dropped or lost has no size and no node. What
-    another node does not report within 2 s is missing, and a warning says so.
+    One message goes to each node for up to 10,000 refs. What was dropped or lost has no size and no node. What another node does not report
+    within 2 s is missing, and a warning says so.
 
     Raises ArgumentTypeError if ``refs`` are no refs, and NotInitializedError if the cluster of one was shut down.
 
@@ -114,7 +113,6 @@ def locate(refs: Iterable[ObjectRef[Any]]) -> dict[ObjectRef[Any], ValueLocation
 
 
 def _checked(name: str, ref: ObjectRef[Any], f: Callable[..., object]) -> ClientInterface:
-    """Check the arguments, start the thread that calls back, and return the client of a ref."""
     if not isinstance(ref, ObjectRef):
         raise ArgumentTypeError(f"{name}() takes a ref, not {a(ref)}")
     if not callable(f):
@@ -124,8 +122,6 @@ def _checked(name: str, ref: ObjectRef[Any], f: Callable[..., object]) -> Client
 
 
 def _calling(client: ClientInterface, name: str, f: Callable[[Any], object], about: Any) -> Callable[[bytes], None]:
-    """Return what has the thread of futures call ``f(about)``, unless the cluster was shut down before."""
-
     def call() -> None:
         if interface.current() is client:
             try:

@@ -1,10 +1,8 @@
-"""The caller's side of actors: pending calls, in order, and what becomes of them when the actor's process ends.
+"""The caller's side of actors: pending calls, in order, and their fate when the actor's process ends.
 
-Calls are sent directly to the actor's process, over a link that keeps their order. Each call is sent once to each incarnation of the actor.
-Before that, a call waits for up to three things: the location of the actor, the values of its arguments, and an answer of the scheduler.
-Only calls that carry refs or make streams wait for the last: the scheduler must have recorded those first. A call that waits for its
-arguments delays those of the same task and concurrency group behind it, and no others. Calls of an actor that runs several at once do not
-delay each other.
+A call goes directly to the actor's process, over a link that keeps the order, once per incarnation. Before, it may wait for the actor's
+location, for arguments, and, with refs or as a stream, for the scheduler to have recorded these. A call that waits for arguments delays
+later calls of the same task and concurrency group, but none of an actor that runs several at once.
 """
 
 from __future__ import annotations
@@ -47,13 +45,13 @@ from zfabric.protocol.options import LOGGED, option
 from zfabric.protocol.pieces import within_row
 
 ACKNOWLEDGE_EVERY = 64
-"""Number of outcomes of a logged actor that are acknowledged together: it retains about as many for each caller."""
+"""Outcomes of a logged actor acknowledged together: it retains about as many per caller."""
 UNKNOWN, NOT_RUN = "unknown", "not run"
-"""The outcome of a failed call: it may have run, or it has not."""
+"""Whether a failed call may have run, or has not."""
 
 
 class Calls:
-    """All calls of this process. Used under the client's lock."""
+    """All calls of this process."""
 
     def __init__(
         self,
@@ -71,7 +69,7 @@ class Calls:
     ) -> None:
         self.targets: dict[bytes, Target] = {}
         self.pending = pending.targets
-        """The actor of each call without an outcome."""
+        """Actor of each call without an outcome."""
         self.results = results
         self._objects = objects
         self._entries = objects.entries
@@ -83,54 +81,53 @@ class Calls:
         self._retained = retained
         self._unread = unread
         self._row_bytes = row_bytes
-        """Most bytes of values of dependencies in a call's row."""
+        """Most bytes of dependencies' values in a call's row."""
         self._place_of = place_of
-        """Maps an object id to the place from which the actor may copy the value (``Call``), if there is one."""
+        """Object id -> place from which the actor may copy the value, if any."""
         self._arguments = arguments
         self.gone: list[bytes] = []
-        """Incarnations in which no actor lives any more: the shell closes its links to them."""
+        """Incarnations without living actors: the shell closes its links to them."""
         self._locations: dict[bytes, tuple[bytes, int]] = {}
-        """Location of each actor that this process has called: (incarnation, attempt). The links to these incarnations are open."""
+        """(incarnation, attempt) of each actor called, with open links."""
         self._held: dict[bytes, tuple[bytes, ...]] = {}
-        """Refs that each call holds until its outcome arrives."""
+        """Refs that each call holds until its outcome."""
         self.blocked: dict[Target, None] = {}
-        """Actors with a call at the head of a lane that waits for values of its arguments."""
+        """Actors whose first call of a lane waits for arguments."""
         self.awaited: dict[bytes, dict[bytes, None]] = {}
-        """Parked calls, by the task or call that makes the argument for which they wait."""
+        """Parked calls, by the task or call that makes the awaited argument."""
         self.news: list[bytes] = []
-        """Tasks and calls of ``awaited`` that have ended; ``progress`` tries their parked calls."""
+        """Ended tasks and calls of ``awaited``, for ``progress``."""
         self.delayed: dict[Target, None] = {}
-        """Actors with calls that wait: for a location, for arguments, or for the scheduler's answer."""
+        """Actors with calls that wait for a location, arguments, or the scheduler."""
         self._barriers: dict[int, list[bytes]] = {}
-        """Calls that wait for the answer to each query. It shows that the scheduler has received everything to which they refer."""
+        """Calls by query: its answer shows that the scheduler has received all to which they refer."""
         self._asked: set[bytes] = set()
-        """Calls that wait for the answer to such a query."""
+        """Calls with an unanswered query."""
         self._to_ask: list[bytes] = []
-        """Calls of ``_asked`` whose query leaves with the next frame: one query for all."""
+        """Calls of ``_asked`` that share the query of the next frame."""
         self._confirmed: set[bytes] = set()
         """Calls whose query was answered."""
         self._stopped: dict[bytes, str] = {}
-        """Calls that were sent and are to be stopped, with the reason: they are not repeated."""
+        """Sent calls to be stopped, with the reason; they are not repeated."""
         self._limited: set[bytes] = set()
-        """Calls without an outcome that have a timeout: they may end without running."""
+        """Pending calls with a timeout: they may end without running."""
         self._ahead: list[Send] = []
-        """Messages to be sent ahead of calls."""
+        """Messages to send ahead of calls."""
         self._orders: list[Send] = []
-        """Messages to be sent behind calls, such as requests to stop some."""
+        """Messages to send behind calls, such as requests to stop some."""
         self.killed: dict[bytes, bool] = {}
-        """Actors that this process has killed and whose end is not confirmed; True if they may not restart."""
+        """Actors killed here whose end is unconfirmed; True: they may not restart."""
         self.queued = 0
-        """Number of calls in the outboxes of all actors."""
+        """Number of calls in all outboxes."""
         self._full: dict[Target, None] = {}
-        """Actors with calls in their outbox."""
+        """Actors with a filled outbox."""
         self._receipts: dict[Target, bool] = {}
-        """Actors to which outcomes are to be acknowledged. True: the message names the calls without an outcome, and acknowledges all
-        others."""
+        """Actors with outcomes to acknowledge. True: the message names the pending calls, and acknowledges all others."""
 
     # -- make calls --
 
     def meet(self, actor_id: bytes) -> Target:
-        """The record of an actor. On first use the scheduler is asked for the actor's location."""
+        """The record of an actor; on first use, request its location."""
         target = self.targets.get(actor_id)
         if target is None:
             target = self.targets[actor_id] = Target(actor_id)
@@ -138,25 +135,24 @@ class Calls:
         return target
 
     def count(self, actor_id: bytes) -> int:
-        """Number of calls of an actor that have no outcome."""
+        """Pending calls of an actor."""
         target = self.targets.get(actor_id)
         return len(target.sent) + target.waits if target is not None else 0
 
     def outstanding(self) -> m.Rows:
-        """Rows ``(actor id, calls without an outcome)``, without actors that have none."""
+        """Rows ``(actor id, pending calls)``, without zeros."""
         counts = ((actor_id, self.count(actor_id)) for actor_id in self.targets)
         return tuple(row for row in counts if row[1])
 
     def call(self, actor_id: bytes, row: Row, returns: int, retries: int, keeps: bool = False, unordered: bool = False) -> bytes:
-        """Queue a call; this process holds its values. Return the id of the first one.
+        """Queue a call; this process holds its values. Return the first value's id.
 
-        ``row`` is as in ``Call``, without the values of its dependencies.
-
-        ``retries``, ``keeps`` and ``unordered`` are as in ``Target``: they are the same for all calls of an actor.
+        ``row`` is as in ``Call``, without values of dependencies. ``retries``, ``keeps`` and ``unordered`` are as in ``Target``, the same
+        for all calls of an actor.
         """
         call_id = row[0]
         identifier: bytes = call_id + CALL_RETURN
-        if call_id in self.pending:  # Its task ran here before, and runs again since a daemon died that had its outcome.
+        if call_id in self.pending:  # Its task ran here before, and runs again since its outcome died with a daemon.
             for index in range(returns):
                 self._references.add(call_value(call_id, index))
             return identifier
@@ -192,7 +188,7 @@ class Calls:
         return identifier
 
     def recall(self, call_id: bytes, returns: int, status: int, outputs: Row) -> None:
-        """Add a ref to each value of a call that an earlier life of this process's actor made, and whose outcome its log has."""
+        """Add refs to the values of a call of an earlier life, with its outcome from the log."""
         for index in range(returns):
             identifier = call_value(call_id, index)
             entry = self._objects.entry(identifier)
@@ -210,7 +206,7 @@ class Calls:
         self.queued += 1
 
     def _advance(self, target: Target) -> None:
-        """Send all calls of an actor that can be sent, in order."""
+        """Send all sendable calls of an actor, in order."""
         self.blocked.pop(target, None)
         for order, lane in list(target.lanes.items()):
             self._send_lane(target, lane)
@@ -221,7 +217,7 @@ class Calls:
             self._release_if_done(target)
 
     def _release_if_done(self, target: Target) -> None:
-        """Release the handle that the program has dropped, once no call of the actor is pending."""
+        """Release a dropped handle once no call of the actor is pending."""
         if not target.sent and not target.waits:
             target.leaving = False
             self._objects.dropped.append(target.handle)
@@ -233,7 +229,7 @@ class Calls:
             self.delayed.pop(target, None)
 
     def _send_lane(self, target: Target, lane: deque[Row]) -> None:
-        """Send the calls of a queue in order, as far as possible; fail all if the actor is dead."""
+        """Send a queue in order, as far as possible; fail all if the actor is dead."""
         while lane:
             if lane[0][0] not in self.pending:
                 lane.popleft()  # The incarnation before this one has returned it after all.
@@ -257,9 +253,8 @@ class Calls:
             return
 
     def _send_complete(self, target: Target, row: Row) -> bytes | None:
-        """Send a call with the values of its dependencies. Return None if it was sent, or failed with one of them.
-
-        Otherwise return what it waits for: the id of the first missing object, or empty bytes for the scheduler's answer.
+        """Send a call, or fail it with a dependency, and return None. Else return what it waits for: a missing object, or empty for the
+        scheduler.
         """
         if len(row) == 3:
             self._send(target, row)
@@ -280,7 +275,7 @@ class Calls:
         if None in values:
             if values.count(None) > inline.count(None):  # The actor may fetch it from the scheduler.
                 self.results.share(identifier for identifier, value in zip(row[DEPENDENCIES], values, strict=True) if value is None)
-            if target.address[:1] == ACTOR and not target.keeps:  # It is on this node, and has no log that names what it read.
+            if target.address[:1] == ACTOR and not target.keeps:  # It is on this node, and no log names what it read.
                 values = tuple(
                     self._place_of(identifier) if value is None else value
                     for identifier, value in zip(row[DEPENDENCIES], values, strict=True)
@@ -316,11 +311,11 @@ class Calls:
         return row
 
     def _unpark_all(self, target: Target) -> None:
-        """Return parked calls to their lanes, ahead of later ones, since the actor has moved."""
+        """Put parked calls first in their lanes, since the actor has moved."""
         target.put_first([self._unpark(target, call_id) for call_id in list(target.parked)])
 
     def _try_parked(self, call_id: bytes) -> None:
-        """Send a parked call if the argument or the answer that has arrived was the last thing it waited for."""
+        """Send a parked call if it waits for nothing else."""
         target = self.pending.get(call_id)
         if target is None or call_id not in target.parked:
             return
@@ -334,7 +329,7 @@ class Calls:
         self._note_delayed(target)
 
     def _take_unsent(self, target: Target, call_id: bytes) -> Row | None:
-        """Remove a call that was not sent to the present incarnation; return it, or None if there is none."""
+        """Remove and return a call not sent to the present incarnation, or None."""
         if call_id in target.parked:
             return self._unpark(target, call_id)
         for order, lane in target.lanes.items():
@@ -347,7 +342,7 @@ class Calls:
         return None
 
     def confirm(self, token: int) -> bool:
-        """Handle the scheduler's answer to a query. Return whether it was one that calls waited for."""
+        """Handle the answer to a query. Return whether calls waited for it."""
         calls = self._barriers.pop(token, None)
         if calls is None:
             return False
@@ -371,12 +366,12 @@ class Calls:
             self._queries.ask(token, "nothing", ())
 
     def news_in(self, message: m.Message) -> None:
-        """Note which tasks and calls of ``awaited`` have ended with a message."""
+        """Note tasks and calls of ``awaited`` that end with a message."""
         if type(message) is m.Results or type(message) is m.Objects:
             self.news += [key for row in message.rows if (key := row[0][:TASK_BYTES]) in self.awaited]
 
     def progress(self) -> None:
-        """Send calls whose arguments have arrived. A call that fails with an argument may be what others wait for."""
+        """Send calls whose arguments have arrived. One that fails may be what others wait for."""
         before = -1
         while self.news or (self.blocked and len(self.pending) != before):
             before = len(self.pending)
@@ -388,7 +383,7 @@ class Calls:
                 self._advance(target)
 
     def cancel(self, identifier: bytes, reason: str) -> bool:
-        """Stop the call that makes an object. Return whether it is a pending call of this process."""
+        """Stop the call that makes an object; return whether it is pending here."""
         call_id = identifier[:TASK_BYTES]
         target = self.pending.get(call_id)
         if target is None:
@@ -409,7 +404,7 @@ class Calls:
         return True
 
     def kill(self, actor_id: bytes, no_restart: bool) -> None:
-        """Request the end of an actor. Calls that this process makes from now on wait for its next life."""
+        """Request the end of an actor. Later calls wait for its next life."""
         target = self.meet(actor_id)
         if target.state == DEAD:
             return
@@ -418,12 +413,12 @@ class Calls:
         self._outbox.add_message(m.KillActor(actor_id, no_restart))
 
     def state_of(self, actor_id: bytes) -> tuple[int, bool] | None:
-        """The state of an actor as this process last received it, and whether it has lived before that; None if it was not called here."""
+        """(state, whether it has lived before) of an actor as last received; None if not called here."""
         target = self.targets.get(actor_id)
         return None if target is None else (target.state, bool(target.incarnation) or target.attempt > 1)
 
     def take_lone(self) -> Send | None:
-        """Take the only call to send, if no other message must go ahead of it."""
+        """Take the only call to send, if no message must go ahead of it."""
         if self.queued != 1 or len(self._full) != 1 or self._receipts or self._ahead or self._orders:
             return None
         target = next(iter(self._full))
@@ -436,7 +431,7 @@ class Calls:
         return send
 
     def take_sends(self) -> list[Send]:
-        """Take acknowledgements of outcomes, and the calls to send behind them."""
+        """Take acknowledgements of outcomes, then calls."""
         sends, self._ahead = self._ahead, []
         for target, others in self._receipts.items():
             if target.incarnation:
@@ -462,7 +457,7 @@ class Calls:
 
     @property
     def expectant(self) -> bool:
-        """Whether calls here, or processes that wait for their results, depend on messages that have yet to arrive."""
+        """Whether calls here, or their readers, depend on messages yet to arrive."""
         return bool(self.delayed or self.results.awaited)
 
     @property
@@ -473,13 +468,13 @@ class Calls:
     # -- outcomes --
 
     def on_returned(self, now: float, source: Address, message: m.Returned) -> None:
-        """Store outcomes of calls that an actor sent."""
+        """Store outcomes that an actor sent."""
         self.returned(message.rows)
 
     def returned(self, rows: Iterable[Row], is_local: bool = False) -> None:
-        """Store outcomes of calls. A second outcome of a call is ignored.
+        """Store outcomes of calls; ignore second ones.
 
-        ``is_local`` says that this process made the outcomes itself, so the scheduler has recorded none of them.
+        ``is_local``: this process made the outcomes, so the scheduler has recorded none.
         """
         pending, held = self.pending, self._held
         entries, watchers = self._entries, self._objects.watchers
@@ -488,7 +483,7 @@ class Calls:
             if target is None:
                 self._handle_second_outcome(call_id, status, outputs)
                 continue
-            # A local outcome may be the failure of an argument, which an earlier life left behind: this life goes on.
+            # A local outcome may be an argument's failure, left behind by an earlier life: this life goes on.
             if status == FAILED and not is_local and target.state == ALIVE and outputs and has_left(outputs[0], target.actor_id):
                 self._left(target, call_id)
             target.sent.pop(call_id, None)
@@ -527,10 +522,8 @@ class Calls:
                 self._release_if_done(target)
 
     def _left(self, target: Target, call_id: bytes) -> None:
-        """Hold back calls of an actor that ended itself in this call: they wait until the scheduler reports the end.
-
-        Calls that were sent behind it are held back, too, if they were to run after it: in the order of the same caller, without a
-        concurrency group.
+        """Hold back calls of an actor that ended itself in this call, until the scheduler reports the end; also sent ones that were to run
+        after it.
         """
         target.state = CREATING
         last = target.sent.get(call_id)
@@ -548,7 +541,7 @@ class Calls:
         self._note_delayed(target)
 
     def _handle_second_outcome(self, call_id: bytes, status: int, outputs: Row) -> None:
-        """Handle a second outcome of a call: release values of it that the scheduler counts as held by this process."""
+        """Release values that the scheduler counts as held here."""
         for index, value in enumerate(outputs):
             if _is_recorded(status, value):
                 identifier = call_value(call_id, index)
@@ -608,11 +601,11 @@ class Calls:
             )
 
     def on_caller_gone(self, now: float, source: Address, message: m.CallerGone) -> None:
-        """Close the link to a process that has died. It may have called actors here, or hosted actors that this process has called."""
+        """Close the link to a dead process: a caller, or the host of actors."""
         self.gone.append(message.incarnation)
 
     def on_actor_locations(self, now: float, source: Address, message: m.ActorLocations) -> None:
-        """Update the locations of actors; an actor may have moved or died."""
+        """Update locations of actors that may have moved or died."""
         for actor_id, state, incarnation, attempt, lives_on, executing, failure in message.rows:
             target = self.targets.get(actor_id)
             before, life = self._locations.pop(actor_id, (b"", 0))
@@ -637,7 +630,7 @@ class Calls:
             if moved and relayed:  # The same life, by way of another daemon.
                 self._repeat(target)
             elif moved:
-                # A life that ended as its node was drained has begun no call without an outcome. This is about that life only.
+                # A life that ended in a drain has begun no pending call. This is about that life only.
                 in_order = executing == actor_id and attempt == life_of_calls
                 self._interrupted(target, executing, in_order)
             if incarnation and incarnation != before and target.keeps:
@@ -649,21 +642,18 @@ class Calls:
                 self.targets.pop(actor_id, None)  # It was called by a handle that does not count.
 
     def on_repeat_calls(self, now: float, source: Address, message: m.RepeatCalls) -> None:
-        """Send calls of an actor on another node again."""
+        """Repeat calls of an actor on another node."""
         target = self.targets.get(message.actor_id)
         if target is not None and target.address == source:
             self._repeat(target)
         self._ahead.append(Send(source, m.CallsRepeated(message.actor_id)))
 
     def on_request_receipt(self, now: float, source: Address, message: m.RequestReceipt) -> None:
-        """Confirm that all outcomes of calls have been received that were sent before."""
+        """Confirm all outcomes sent earlier."""
         self._orders.append(Send(source, m.Receipt(message.token)))
 
     def _repeat(self, target: Target) -> None:
-        """Send all calls again that were sent to the present life of an actor on another node, and what it retains outcomes for.
-
-        Requests to stop some of them follow.
-        """
+        """Repeat calls sent to the present life of a remote actor, and those whose outcomes it retains; then requests to stop some."""
         self.queued += len(target.sent) - len(target.outbox)
         if not target.outbox:
             target.repeated.clear()
@@ -678,7 +668,7 @@ class Calls:
                 self._orders.append(Send(target.address, m.StopRelayed(target.actor_id, call_id, reason)))
 
     def _interrupted(self, target: Target, executing: bytes, in_order: bool) -> None:
-        """Repeat, ask about or fail the calls that were sent to a process which is gone. Unless it ended ``in_order`` some may have run."""
+        """Repeat, ask about or fail calls sent to a process that is gone. Unless it ended ``in_order``, some may have run."""
         rows = list(target.sent.values())
         self._full.pop(target, None)
         unsent = {row[0] for row in target.outbox} - target.repeated
@@ -725,7 +715,7 @@ class Calls:
         self.returned(((row[0], FAILED, (pack_failure(kind, f"{what} has no result ({may}): {text}", facts),)),), is_local=True)
 
     def callees(self, object_ids: Iterable[bytes]) -> m.Rows:
-        """Return rows ``(object id, actor id)`` of the objects among these that pending calls of this process will make."""
+        """Rows ``(object id, actor id)`` of those objects that pending calls here will make."""
         pending = self.pending
         if not pending:
             return ()
@@ -733,14 +723,13 @@ class Calls:
         return tuple((identifier, target.actor_id) for identifier, target in found if target is not None)
 
     def may_end(self, object_ids: Iterable[bytes]) -> bool:
-        """Whether a call that makes one of these objects may end without running: by its timeout, or because it is cancelled."""
+        """Whether a call that makes one of these may end without running: by timeout or cancellation."""
         limited, stopped = self._limited, self._stopped
         return bool(limited or stopped) and any(each[:TASK_BYTES] in limited or each[:TASK_BYTES] in stopped for each in object_ids)
 
     def lasting(self, identifier: bytes, lives: Mapping[bytes, Row]) -> bytes | None:
-        """The actor whose call makes an object, if only running that call can end it; None otherwise.
-
-        ``lives`` are the actors of this process, and their attempts: a call of an earlier life does not run in this one.
+        """The actor whose call makes an object, if only running the call can end it; else None. ``lives``: this process's actors and their
+        attempts.
         """
         call_id = identifier[:TASK_BYTES]
         target = self.pending.get(call_id)
@@ -752,7 +741,7 @@ class Calls:
         return None if known is not None and target.incarnation and known[1] != target.attempt else target.actor_id
 
     def explain(self, identifier: bytes) -> tuple[str, bytes, str] | None:
-        """State of a call of this process: state, actor, reason. None if it has its outcome or is another process's."""
+        """(state, actor, reason) of a pending call here, or None."""
         call_id = identifier[:TASK_BYTES]
         target = self.pending.get(call_id)
         if target is None or (identifier != call_id + CALL_RETURN and self._objects.known(identifier)):
@@ -776,7 +765,7 @@ class Calls:
     # -- handles that are dropped, and a restarted daemon --
 
     def takes_over(self, handle: bytes, entry: ObjectEntry) -> bool:
-        """Take over the last ref to a handle if the actor has pending calls; it is dropped when they have run."""
+        """Take over the last ref to a handle while the actor has pending calls."""
         target = self.targets.get(handle[:TASK_BYTES])
         if target is None or not (target.sent or target.waits):
             return False
@@ -785,7 +774,7 @@ class Calls:
         return True
 
     def forget(self, handle: bytes) -> None:
-        """Remove the record of an actor whose last handle was dropped. The link lasts as long as both incarnations."""
+        """Remove the record of an actor without handles. The link stays."""
         target = self.targets.pop(handle[:TASK_BYTES], None)
         if target is not None and target.unacknowledged:
             self._receipts[target] = False
@@ -798,16 +787,16 @@ class Calls:
 
 
 def _unsent(row: Row) -> Row:
-    """A call as it was before it was sent, without the values of its dependencies."""
+    """A call without values of dependencies."""
     return row if len(row) == 3 else (*row[:VALUES], (), row[CALL_OPTIONS])
 
 
 def _is_recorded(status: int, value: Any) -> bool:
-    """Whether the scheduler has this output of a call and counts the caller as its holder: it is large, or has refs inside."""
+    """Whether the scheduler has this output and counts the caller as holder: it is large, or has refs inside."""
     return type(value) is not bytes if status == OK else bool(refs_in(value))
 
 
 def _outcome_request(row: Row) -> Row:
-    """A call that may have run and must not run again, as a request for its outcome: a checkpoint of its actor may have it."""
+    """A call that may have run, as a request for its outcome, which a checkpoint of its actor may have."""
     dependencies, options = (row[DEPENDENCIES], row[CALL_OPTIONS] or ()) if len(row) > DEPENDENCIES else ((), ())
     return row if ("ask", True) in options else (*row[:3], dependencies, (), (*options, ("ask", True)))

@@ -1,9 +1,8 @@
-"""The client's side of grants: which bytes of the arena this process may write, and how many it has used.
+"""The client's grants: which bytes of the arena this process may write, and how many it has used.
 
-Pure bookkeeping, not thread-safe: the client calls it under its lock. ``allocate`` gives the payload offset of a new object (its header is
-in the 64 bytes before it). The writer then calls ``finished`` once the object is sealed *and its place is in a message on its way*, or
-``abandon`` if it will never be. A grant is returned only while no write in it is under way, so that bytes which the store has freed are
-never written.
+After ``allocate``, the writer calls ``finished`` once the object is sealed *and its place is in a message on its way*, or ``abandon``. A
+grant is returned only while no write in it is under way, so that bytes which the store has freed are never written. Offsets are payloads':
+the header is in the 64 bytes before. Used under the client's lock.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from __future__ import annotations
 from zfabric.machines.common.extents import HEADER_BYTES, footprint
 
 Rest = tuple[int, int, tuple[tuple[int, int], ...]]
-"""What ``ReturnGrant`` reports of a grant: (offset, used, gaps)."""
+"""(offset, used, gaps) of a grant, for ``ReturnGrant``."""
 LEAST_ROOM = 64 * 2**10
-"""Room for which a grant is still retained: smaller values are rarely written to the arena."""
+"""Least room of a retained grant: smaller values are rarely written to the arena."""
 
 
 class Grant:
-    """One range: ``used`` bytes of it belong to objects, and ``writing`` are the objects being written."""
+    """One range: ``used`` bytes of objects, of which ``writing`` are being written."""
 
     __slots__ = ("exact", "gaps", "offset", "size", "used", "writing")
 
@@ -30,7 +29,7 @@ class Grant:
         self.gaps: list[tuple[int, int]] = []
 
     def take(self, need: int) -> int | None:
-        """Allocate ``need`` bytes, in the gap of an abandoned object or at the end; return the start, or None if there is no room."""
+        """Allocate in an abandoned object's gap or at the end; return the start, or None without room."""
         for index, (start, size) in enumerate(self.gaps):
             if size >= need:
                 del self.gaps[index]
@@ -46,7 +45,7 @@ class Grant:
         return start
 
     def abandon(self, start: int) -> None:
-        """Free the bytes of an object that will not be written."""
+        """Free an unwritten object's bytes."""
         size = self.writing.pop(start)
         if start + size == self.offset + self.used:
             self.used -= size
@@ -65,18 +64,18 @@ class Grants:
         return len(self._grants)
 
     def add(self, offset: int, size: int) -> None:
-        """Add a grant to allocate objects in (``Granted`` for a ``Reserve`` that was not exact)."""
+        """Add a grant to allocate objects in."""
         self._grants[offset] = Grant(offset, size, False)
 
     def add_exact(self, offset: int, size: int) -> int:
-        """Add room for exactly one object (``Granted`` for an exact ``Reserve``); return its payload offset."""
+        """Add room for exactly one object; return its payload offset."""
         grant = Grant(offset, size, True)
         grant.take(size)
         self._grants[offset] = grant
         return offset + HEADER_BYTES
 
     def allocate(self, size: int) -> int | None:
-        """Allocate an object of ``size`` bytes; return its payload offset, or None if a ``Reserve`` is needed first."""
+        """Allocate an object; return its payload offset, or None if a ``Reserve`` is needed first."""
         need = footprint(size)
         for grant in self._grants.values():
             if not grant.exact:
@@ -86,7 +85,7 @@ class Grants:
         return None
 
     def nearly_spent(self, size: int, least: int) -> bool:
-        """Whether to request the next grant: less than ``least`` bytes are left, or, before the first grant was used up, less than half."""
+        """Whether to request the next grant: less than ``least`` bytes are left, or less than half before any grant was used up."""
         need = footprint(size)
         shared = [grant for grant in self._grants.values() if not grant.exact]
         if not self._used_up:
@@ -100,10 +99,7 @@ class Grants:
         raise KeyError(f"nothing is being written at {start + HEADER_BYTES}")
 
     def finished(self, offset: int) -> Rest | None:
-        """Record that the object with its payload at ``offset`` is sealed and on its way to the store.
-
-        Return the grant's row for ``ReturnGrant`` if this object fills it. The store closes an exact grant itself.
-        """
+        """Record that an object is sealed and on its way. Return the grant's row if full; the store closes an exact grant itself."""
         start = offset - HEADER_BYTES
         grant = self._holding(start)
         del grant.writing[start]
@@ -115,7 +111,7 @@ class Grants:
         return None
 
     def abandon(self, offset: int) -> Rest | None:
-        """Record that the object at ``offset`` will not be written. Return the grant's row for ``ReturnGrant`` if that ends it."""
+        """Record that an object will not be written. Return the grant's row if that ends it."""
         start = offset - HEADER_BYTES
         grant = self._holding(start)
         grant.abandon(start)
@@ -126,10 +122,7 @@ class Grants:
         return grant.offset, grant.used, tuple(sorted(grant.gaps))
 
     def spent(self, size: int) -> list[Rest]:
-        """Remove grants without room for an object of ``size`` bytes; return their rows.
-
-        If none has such room, the one with the most room remains: smaller objects may fit.
-        """
+        """Remove grants without room for ``size`` bytes; return their rows. If none has room, the largest remains."""
         need = footprint(size)
         shared = sorted((grant for grant in self._grants.values() if not grant.exact), key=lambda grant: grant.used - grant.size)
         full = [grant for grant in shared if grant.size - grant.used < need]
@@ -139,10 +132,7 @@ class Grants:
         return [self._drop(grant) for grant in full if not grant.writing]
 
     def idle(self, keep: int = 0) -> list[Rest]:
-        """Remove grants in which nothing is being written; return their rows.
-
-        Grants with the least room are retained, as long as they have ``keep`` bytes together at most.
-        """
+        """Remove grants without writes in progress; return their rows. The ones with the least room stay, up to ``keep`` bytes together."""
         returned = []
         for grant in sorted(self._grants.values(), key=lambda grant: grant.size - grant.used):
             if not grant.writing:
@@ -152,15 +142,13 @@ class Grants:
         return returned
 
     def give_back(self, offset: int) -> Rest | None:
-        """Remove a grant that the store recalled; return its row, or None if it is in use or not ours."""
+        """Remove a recalled grant; return its row, or None if it is in use or not ours."""
         grant = self._grants.get(offset)
         return self._drop(grant) if grant is not None and not grant.writing else None
 
     def rows(self) -> tuple[tuple[int, int, int], ...]:
-        """Rows of ``GrantsHeld`` for a restarted daemon: (offset, size, used).
-
-        The store reports finished objects. So from here on each grant is only its unused rest (``used`` is 0), and each object being
-        written has an exact grant of its own (``used`` is its size).
+        """Rows of ``GrantsHeld`` for a restarted daemon: (offset, size, used). The store reports finished objects, so each grant becomes
+        its unused rest (``used`` is 0), and each object being written an exact grant (``used`` is its size).
         """
         held: dict[int, Grant] = {}
         for grant in self._grants.values():

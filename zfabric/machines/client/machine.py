@@ -1,9 +1,8 @@
 """The client: what one process submits, holds and waits for. Each driver, worker and actor process has one.
 
-A user's operation is a plain method here or in a part, not a message; ``step`` handles messages of the fabric. All messages to the local
-scheduler go through one ordered outbox of batches: ``Hold`` is ahead of ``Release``, and ``Put`` ahead of the row that names the value.
-Rows are retained until their outcome arrives, values (and the rows of values in the arena) until the last ref is dropped. After a restart
-of the daemon, ``rejoin`` repeats all of them.
+All messages to the local scheduler share one ordered outbox: ``Hold`` goes ahead of ``Release``, ``Put`` ahead of the row that names the
+value. Rows are retained until their outcome, values (and rows of values in the arena) until the last ref is dropped; ``rejoin`` repeats
+them to a restarted daemon.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.messages.rows import DEPENDENCIES
 
 ARGUMENT_GRANTS = 4
-"""Room for arguments that are not reported, in units of ``grant_bytes``: calls under way seldom have more."""
+"""Room for unreported arguments, in units of ``grant_bytes``."""
 
 
 class Client:
@@ -55,20 +54,19 @@ class Client:
         self.welcomed = False
         self.farewell: str | None = None
         self.leaving = False
-        """Whether this process sent ``Goodbye``, and no ``Farewell`` has arrived."""
+        """Whether ``Goodbye`` was sent, and no ``Farewell`` has arrived."""
         self.exiting: set[bytes] = set()
-        """Actors of this process that have ended themselves: a restarted scheduler would restart them, if that were not repeated."""
+        """Actors here that have ended themselves; repeated, so that a restarted scheduler does not restart them."""
         self.refused: m.Refused | None = None
         self.written: dict[bytes, Row] = {}
-        """``Put`` rows without an acknowledgement: of values in the arena by the object store, of durable ones by the control store."""
+        """``Put`` rows without an acknowledgement: by the object store for the arena, by the control store for durable values."""
         self.committed: dict[bytes, str] = {}
-        """Durable values that the control store has answered for, each with an error or the empty string."""
+        """Durable values that the control store has answered for: an error or the empty string."""
         self.notices: deque[m.Notice | m.LogLines] = deque()
         self.printed = False
-        """Whether this process, or a task that has ended, wrote output that is to be shown ahead of an outcome."""
+        """Whether output was written that is to be shown ahead of an outcome."""
         self.counts: Counter[str] = Counter()
         self._controls: list[Effect] = []
-        """Messages to the object store."""
 
         self.outbox = Outbox()
         self.objects = ObjectTable(self.outbox)
@@ -102,7 +100,7 @@ class Client:
             self.objects, self.outbox, self.pins, self.retained, self.unread, self.calls, self.tasks, self.arguments, self.last
         )
 
-        # The shell uses these tables of the parts with each task.
+        # Tables of the parts that the shell uses with each task.
         self.entries = self.objects.entries
         self.submitted = self.tasks.submitted
         self.dropped = self.objects.dropped
@@ -118,7 +116,7 @@ class Client:
 
     @property
     def unsent(self) -> int:
-        """Number of rows in the batch that is being filled."""
+        """Rows in the batch being filled."""
         return len(self.outbox.tail)
 
     @property
@@ -128,13 +126,13 @@ class Client:
 
     @property
     def urgent(self) -> bool:
-        """Whether anything must be sent at once: all but released refs, and reports of tasks that a worker has already."""
+        """Whether anything but released refs, and reports of tasks that a worker has already, is to be sent."""
         return bool(self.submitted or self._controls) or self.outbox.urgent or self.calls.unsent or self.direct.urgent
 
     # -- operations of users --
 
     def put(self, identifier: bytes, value: bytes | Place, contained: tuple[bytes, ...], durable: bool) -> None:
-        """Enter an existing value, inline or written into one of this process's grants."""
+        """Enter a value, inline or in a grant of this process."""
         self.entries[identifier] = value if type(value) is bytes else ObjectEntry(1, OK, value, None)
         if contained:
             self.calls.results.share(contained)
@@ -144,14 +142,14 @@ class Client:
         self.outbox.add(m.Put, (identifier, value, contained, durable))
 
     def add_argument(self, identifier: bytes, place: Place) -> None:
-        """Enter a value without refs inside that a call of this process is about to take, written into one of its grants."""
+        """Enter a value without refs inside, in a grant, that a call is about to take."""
         self.entries[identifier] = ObjectEntry(1, OK, None, None)
         self.arguments.add(identifier, place)
 
     def place_without_pin(self, identifier: bytes) -> Place | None:
-        """Where another process of this node may copy a value from, if this one knows. The value may be gone from there any moment.
+        """Where another process of this node may copy a value from, if known. The value may be gone any moment.
 
-        Values with refs inside have no such place: whoever receives one must be told of those refs.
+        Values with refs inside have no such place: the scheduler counts their receivers.
         """
         place = self.arguments.places.get(identifier) or self.pins.places.get(identifier)
         if place is None and identifier in self.written:
@@ -174,7 +172,7 @@ class Client:
         return found
 
     def cancel(self, identifiers: tuple[bytes, ...], force: bool, recursive: bool) -> None:
-        """Request that tasks and calls are stopped. The scheduler stops the children of a call, like those of a task."""
+        """Request to stop tasks and calls, whose children the scheduler stops."""
         self.unread.expected(identifiers)
         tasks = tuple(each for each in identifiers if not self.calls.cancel(each, "cancelled"))
         self.tasks.cancel(tasks, force, recursive)
@@ -183,13 +181,13 @@ class Client:
             self.send(m.Cancel(named, force, recursive))
 
     def pass_on(self, identifiers: Collection[bytes]) -> None:
-        """Other processes are about to receive refs to these objects: the scheduler needs their results, and they may read failures."""
+        """Prepare for others to receive refs to these objects: the scheduler gets their results, and failures count as read."""
         self.calls.results.share(identifiers)
         self.unread.expected(identifiers)
         self.passed.add(identifiers)
 
     def rest(self) -> None:
-        """Do what is due once a second: report arguments, return unused room, and drop refs that were passed on a while ago."""
+        """Once a second: report arguments, return unused room, drop refs passed on a while ago."""
         self.arguments.report_all()
         self.reservations.rest()
         self.passed.rest()
@@ -199,7 +197,7 @@ class Client:
         self._controls.append(Send(self.store, message))
 
     def send(self, message: m.Message) -> None:
-        """Send a message to the local scheduler, behind everything in the outbox."""
+        """Send a message to the local scheduler, behind the outbox."""
         if type(message) is m.Goodbye:
             self.leaving = True
             self.unread.watching = False
@@ -212,7 +210,7 @@ class Client:
     # -- the machine --
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
-        """Handle one message of the fabric, then send calls that waited for its content."""
+        """Handle a message of the fabric, then send calls that waited for it."""
         self.handlers[type(message)](now, source, message)
         calls = self.calls
         if calls.awaited:
@@ -221,7 +219,7 @@ class Client:
             calls.progress()
 
     def on_objects(self, now: float, source: Address, message: m.Objects) -> None:
-        """Store values that were requested, or places of values, from the scheduler or the store."""
+        """Store requested values, or their places."""
         objects = self.objects
         for identifier, status, value, contained in message.rows:
             objects.fetching.discard(identifier)
@@ -238,12 +236,12 @@ class Client:
             objects.settle(identifier, entry, status, value)
 
     def on_cancel(self, now: float, source: Address, message: m.Cancel) -> None:
-        """Stop calls of this process whose results others have cancelled."""
+        """Stop calls whose results others have cancelled."""
         for identifier in message.object_ids:
             self.calls.cancel(identifier, "cancelled")
 
     def on_recall_pins(self, now: float, source: Address, message: m.RecallPins) -> None:
-        """Unpin objects that no value looks into: the store is short of room. They are fetched again when they are wanted."""
+        """Unpin objects that no value looks into."""
         waited_for = set[bytes]().union(*self.objects.gets.values())
         for identifier in message.object_ids:
             if self.pins.viewed(identifier) or identifier in waited_for:
@@ -254,17 +252,17 @@ class Client:
             self.pins.release(identifier)
 
     def on_recall_grant(self, now: float, source: Address, message: m.RecallGrant) -> None:
-        """Report arguments, so that they can be spilled, and return this grant if it is idle: the store is short of room."""
+        """Report arguments, so that they can be spilled; return this grant if idle."""
         self.arguments.report_all()
         self.reservations.on_recall_grant(now, source, message)
 
     def on_answer(self, now: float, source: Address, message: m.Answer) -> None:
-        """Handle the answer to a query of the program, or of a call that waits to be sent."""
+        """Take an answer for the program, or for a waiting call."""
         if self.queries.answered(message.token) and not self.calls.confirm(message.token):
             self.queries.add_answer(message)
 
     def on_put_committed(self, now: float, source: Address, message: m.PutCommitted) -> None:
-        """Record durable values that were committed, or could not be."""
+        """Record which durable values were committed."""
         for identifier in message.object_ids:
             self.written.pop(identifier, None)
             self.committed[identifier] = message.error
@@ -276,7 +274,7 @@ class Client:
         self.welcomed = True
 
     def on_refused(self, now: float, source: Address, message: m.Refused) -> None:
-        """Record that the scheduler refused a message of this process."""
+        """Record a refusal."""
         if self.leaving and message.kind == "JobEndedError":
             self.on_farewell(now, source, m.Farewell(""))  # An earlier daemon ended the job, and died before it could send this.
             return
@@ -289,23 +287,23 @@ class Client:
         self.leaving = False
 
     def on_notice(self, now: float, source: Address, message: m.Notice | m.LogLines) -> None:
-        """Store a notice or log lines for the user; the shell shows them."""
+        """Store a notice or log lines, which the shell shows."""
         self.notices.append(message)
 
     def on_output_written(self, now: float, source: Address, message: m.OutputWritten) -> None:
-        """Note that a task wrote output whose outcome has arrived, or will soon."""
+        """Note that a task wrote output, ahead of its outcome."""
         self.printed = True
 
     # -- after a restart of the daemon --
 
     def connect(self, daemon: bytes) -> None:
-        """Send everything to this incarnation of the daemon from now on."""
+        """Send everything to this incarnation of the daemon."""
         self.scheduler = LOCAL_SCHEDULER + daemon
         self.store = OBJECT_STORE + daemon
         self.direct.connect(daemon)
 
     def rejoin(self, register: m.Register, running: tuple[m.Message, ...] = (), unread: tuple[Row, ...] = ()) -> None:
-        """Repeat everything that this process holds and has requested; whatever was to be sent is dropped.
+        """Repeat everything that this process holds and has requested; drop whatever was to be sent.
 
         A worker adds what it runs, and the places that came with tasks it has not begun.
         """
@@ -334,10 +332,10 @@ class Client:
     # -- the rest of the machine --
 
     def tick(self, now: float) -> None:
-        """Do nothing: nothing here depends on time."""
+        """Do nothing."""
 
     def next_deadline(self) -> float | None:
-        """None: nothing here depends on time."""
+        """None."""
         return None
 
     def take_effects(self, now: float) -> list[Effect]:
@@ -349,11 +347,11 @@ class Client:
         return self.take_before_releases()
 
     def take_first(self) -> Send | None:
-        """Take the only task or call to send: the program is about to wait for it, so it may leave ahead of everything else."""
+        """Take the only task or call to send: the program is about to wait for it."""
         return self.direct.take() or self.calls.take_lone() or self._take_lone_task()
 
     def _take_lone_task(self) -> Send | None:
-        """Take a task that says where it runs, if nothing else is to be sent but releases. It names nothing that others must know first."""
+        """Take a task that says where it runs, if only releases are to be sent besides: it names nothing that others must know first."""
         outbox = self.outbox
         if outbox.kind is not m.Submit or self._controls or self.calls.unsent or self.direct.unsent:
             return None
@@ -363,10 +361,9 @@ class Client:
         return Send(self.scheduler, m.Submit((outbox.take_last_row(),)))
 
     def take_before_releases(self) -> list[Effect]:
-        """Take the messages that were added so far, without releases of dropped refs.
+        """Take messages added so far, without releases.
 
-        A worker sends these, then the ends of its tasks, then the releases. The value that a task returned may contain a ref that the task
-        then drops: the scheduler must receive the value before the release.
+        A worker sends these, then the ends of its tasks, then releases: a returned value may contain a ref that the task then drops.
         """
         self.calls.ask()
         effects, self._controls = self._controls, []
@@ -386,9 +383,7 @@ class Client:
         return {**self.counts, "entries": len(self.entries), "unfinished": self.unfinished, "pinned": len(self.pins.counts)}
 
     def reference_counts(self) -> dict[bytes, tuple[int, int]]:
-        """For each object with a ref in this process or in work that it has submitted: how many refs, and how many tasks and calls without
-        an outcome take it. A handle of an actor is a ref, too.
-        """
+        """(refs, pending tasks and calls that take it) of each object with refs here; a handle is a ref, too."""
         self.releases.settle()
         entries, targets = self.objects.all_entries(), self.calls.targets.values()
         rows = [entry.row for _, entry in entries if entry.row is not None]
@@ -398,7 +393,7 @@ class Client:
         return {each: (refs.get(each, 0), taken[each]) for each in refs.keys() | taken.keys() if refs.get(each) or taken[each]}
 
     def check_invariants(self) -> None:
-        """Check that numbers of refs are not negative, and that unread failures belong to objects with refs."""
+        """Check that no count of refs is negative, and that unread failures have refs."""
         for task_id, (_, names) in self.unread.held.items():
             if not names <= self.entries.keys():
                 raise InvariantViolation(f"a failure of {task_id.hex()} is held, which nobody can read any more")
@@ -407,7 +402,6 @@ class Client:
                 raise InvariantViolation(f"{identifier.hex()} has {entry.refs} refs")
 
     def _accepted(self) -> dict[type[Any], Handler]:
-        """The handler of each message that a client accepts."""
         return {
             m.Results: self.tasks.on_results,
             m.DirectAllowed: self.direct.on_direct_allowed,

@@ -36,27 +36,26 @@ class ObjectEntry:
 
 
 class ObjectTable:
-    """Entries by object id. The other parts of a client share it. Its containers are never replaced, so parts may store them."""
+    """Entries by object id, shared by a client's parts. Its containers are never replaced, so parts may store them."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.entries: dict[bytes, ObjectEntry | Row | bytes] = {}
         self.fetching: set[bytes] = set()
-        """Objects that were requested and have not arrived."""
+        """Requested objects that have not arrived."""
         self.gets: dict[int, Sequence[bytes]] = {}
-        """Objects that each ``get`` in progress waits for. None of them is unpinned before all have arrived, so that no two of them take
-        each other's room in turn."""
+        """Objects of each ``get`` in progress: none is unpinned before all have arrived, so that they do not displace each other."""
         self.watchers: dict[bytes, list[Callable[[bytes], None]]] = {}
-        """Callbacks to call when an object's outcome arrives, and its value with it. Objects in ``outcome_watchers`` are here, too."""
+        """Callbacks for the arrival of an outcome with its value; objects in ``outcome_watchers`` are here, too."""
         self.outcome_watchers: dict[bytes, list[Callable[[bytes], None]]] = {}
-        """Callbacks to call when an object's outcome arrives, wherever its value is."""
+        """Callbacks for the arrival of an outcome, wherever its value is."""
         self.dropped: deque[bytes] = deque()
-        """Refs that finalizers dropped. They take no lock; ``Releases.settle`` does the rest."""
+        """Refs that finalizers, which take no lock, have dropped; ``Releases.settle`` does the rest."""
         self.failures = 0
-        """Number of failed values that have arrived. A ``get`` of many objects searches for failures only after this has changed."""
+        """Failed values that have arrived. A ``get`` searches for failures only after this has changed."""
         self._outbox = outbox
 
     def entry(self, identifier: bytes) -> ObjectEntry | None:
-        """The entry of an object, or None if it has none."""
+        """An object's entry, or None."""
         found = self.entries.get(identifier)
         if found is None or type(found) is ObjectEntry:
             return found
@@ -65,16 +64,16 @@ class ObjectTable:
         return entry
 
     def all_entries(self) -> list[tuple[bytes, ObjectEntry]]:
-        """All entries with their object ids."""
+        """All entries, by object id."""
         return [(identifier, entry) for identifier in list(self.entries) if (entry := self.entry(identifier)) is not None]
 
     def inline_bytes(self) -> int:
-        """Bytes of the values that are in entries, and not in the arena."""
+        """Bytes of values in entries, outside of the arena."""
         values = (each.data if type(each) is ObjectEntry else each for each in self.entries.values())
         return sum(len(value) for value in values if type(value) is bytes)
 
     def lookup(self, identifier: bytes) -> ObjectEntry:
-        """The entry of an object. If there is none, one without refs is made: the program has a ref that is not counted here."""
+        """An object's entry; if missing, one without refs, since the program's ref is not counted here."""
         entry = self.entry(identifier)
         if entry is None:
             entry = self.entries[identifier] = ObjectEntry(0, ABSENT, None, None)
@@ -94,7 +93,7 @@ class ObjectTable:
                 self._outbox.add(m.Fetch, identifier)
 
     def at_hand(self, identifier: bytes) -> bool:
-        """Whether the outcome is in this process, so that ``get`` need not wait."""
+        """Whether ``get`` need not wait."""
         found = self.entries.get(identifier)
         return type(found) is bytes or (type(found) is ObjectEntry and found.data is not None)
 
@@ -104,12 +103,12 @@ class ObjectTable:
         return type(found) is bytes or (type(found) is ObjectEntry and found.status >= 0)
 
     def has_failed(self, identifier: bytes) -> bool:
-        """Whether the object's outcome is a failure, here or elsewhere."""
+        """Whether the object has failed, here or elsewhere."""
         found = self.entries.get(identifier)
         return type(found) is ObjectEntry and found.status > OK
 
     def first_failure(self, identifiers: Iterable[bytes]) -> tuple[bytes, ...]:
-        """The first of these objects that has failed, if its failure is in this process; empty otherwise."""
+        """The first of these objects with a failure here, if any."""
         for identifier in identifiers:
             found = self.entries.get(identifier)
             if type(found) is ObjectEntry and found.status > OK:
@@ -119,7 +118,7 @@ class ObjectTable:
         return ()
 
     def settle(self, identifier: bytes, entry: ObjectEntry, status: int, data: bytes | Place | None) -> None:
-        """Store an outcome, and call its watchers once the value is in this process."""
+        """Store an outcome, and call its watchers once the value is here."""
         entry.status = status
         entry.data = data
         if status != OK:
@@ -139,13 +138,13 @@ class ObjectTable:
         self.want((identifier,))
 
     def watch_outcome(self, identifier: bytes, watcher: Callable[[bytes], None]) -> None:
-        """Call ``watcher`` once the outcome has arrived. The value is requested only if the outcome will not come without it."""
+        """Call ``watcher`` once the outcome has arrived; request the value only if no outcome comes without it."""
         self.outcome_watchers.setdefault(identifier, []).append(watcher)
         self.watchers.setdefault(identifier, [])
         self.want((identifier,))
 
     def give_up_watching(self) -> None:
-        """Call all watchers, as if their outcomes had arrived: none arrives any more."""
+        """Call all watchers, since no outcome arrives any more."""
         while self.watchers:
             identifier, watchers = self.watchers.popitem()
             for watcher in (*self.outcome_watchers.pop(identifier, ()), *watchers):

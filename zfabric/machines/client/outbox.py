@@ -1,7 +1,7 @@
 """Messages of a process to its daemon, collected into batches of one kind.
 
-The garbage collector may run wherever a list or a tuple is made, and finalizers that it calls may submit tasks, and send. So each method
-makes what it needs first, and then changes the outbox in steps that make nothing.
+Finalizers may submit tasks and send, whenever making a list or tuple runs the garbage collector. So each method makes what it needs first,
+then changes the outbox in steps that make nothing.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from zfabric.protocol.ids import Address
 
 
 class Outbox:
-    """Batches in order. Frequent senders append to ``tail`` themselves while ``kind`` is theirs and the batch is not full."""
+    """Batches in order. Frequent senders append to ``tail`` while ``kind`` is theirs and there is room."""
 
     __slots__ = ("_batches", "kind", "tail")
 
     def __init__(self) -> None:
         self._batches: list[tuple[Any, list[Any]]] = []
         self.kind: Any = None
-        """The kind of the batch that is being filled; None if there is none."""
+        """Kind of the batch being filled, or None."""
         self.tail: list[Any] = []
 
     def __bool__(self) -> bool:
@@ -30,13 +30,13 @@ class Outbox:
 
     @property
     def urgent(self) -> bool:
-        """Whether anything except released refs is to be sent: it must leave at once."""
+        """Whether anything but released refs is to be sent."""
         batches = self._batches
         return bool(batches) and (len(batches) > 1 or batches[0][0] is not m.Release)
 
     @property
     def ends_with_lone_row(self) -> bool:
-        """Whether a single row is all that was added behind released refs."""
+        """Whether a single row was added behind released refs."""
         batches = self._batches
         return len(self.tail) == 1 and (len(batches) == 1 or (len(batches) == 2 and batches[0][0] is m.Release))
 
@@ -59,7 +59,7 @@ class Outbox:
         self._batches.append(batch)
 
     def add_message(self, message: m.Message) -> None:
-        """Add a whole message, behind everything added before and ahead of everything added later."""
+        """Add a whole message, in order."""
         batch: tuple[Any, list[Any]] = (None, [message])
         tail: list[Any] = []
         self.kind = None
@@ -67,11 +67,11 @@ class Outbox:
         self._batches.append(batch)
 
     def clear(self) -> None:
-        """Drop everything that was added."""
+        """Drop everything."""
         self._take_batches()
 
     def take(self, scheduler: Address, store: Address) -> list[Effect]:
-        """Take everything that was added, as messages."""
+        """Take everything, as messages."""
         batches = self._take_batches()
         effects: list[Effect] = []
         for kind, items in batches:

@@ -93,7 +93,7 @@ class Releases:
     ) -> None:
         self.dropped = objects.dropped
         self.unviewed: deque[bytes] = deque()
-        """Object ids, one for each deleted value that looked into the arena."""
+        """One object id per deleted value that looked into the arena."""
         self._objects = objects
         self._entries = objects.entries
         self._outbox = outbox
@@ -105,10 +105,10 @@ class Releases:
         self._arguments = arguments
         self._last = last
         self._rare_tables = (pins.counts, retained.lineage, retained.containing, retained.needed, tasks.cancelled, calls.targets, last.here)
-        """Tables that are mostly empty. If all are, dropping a ref to a small value only removes its entry."""
+        """Mostly empty tables. If all are empty, dropping a ref to a small value only removes its entry."""
 
     def settle(self) -> None:
-        """Drop the refs in ``dropped``, then unpin the objects that no value looks into any more."""
+        """Drop the refs in ``dropped``, then unpin objects that no value looks into."""
         dropped, unviewed, entries, calls, outbox = self.dropped, self.unviewed, self._entries, self._calls, self._outbox
         pinned, lineage, containing, needed, cancelled, targets, watched = self._rare_tables
         rare = bool(pinned or lineage or containing or needed or cancelled or targets or watched)
@@ -152,7 +152,7 @@ class Releases:
             self._pins.unview(unviewed.popleft())
 
     def _concerns_others(self, identifier: bytes) -> bool:
-        """Whether the small result of a call is more than its entry: another process needs it, or a table of this one names it."""
+        """Whether a call's small result is more than its entry: another process needs it, or a table names it."""
         retained = self._retained
         shared = identifier in self._calls.results.ids or identifier in self._tasks.cancelled
         return shared or identifier in retained.needed or identifier in retained.containing or identifier in self._last.here

@@ -1,8 +1,7 @@
 """What a client retains of objects besides their entries.
 
-When the last ref to an object is dropped in this process, its entry is removed and the scheduler is notified. Two things are retained
-longer. Objects that a row without an outcome names: a restarted scheduler may need them. And task rows of values that are only in the
-arena, as long as a rebuild may need them. Refs inside a value count as refs of this process while it has the value.
+An object's entry goes with its last ref here. Retained longer are objects that a row without an outcome names, for a restarted scheduler,
+and task rows of values that are only in the arena, for a rebuild. Refs inside a value count as refs of this process while it has the value.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from zfabric.protocol.options import option
 
 
 class RetainedObjects:
-    """Rows, outcomes and refs by object. Used under the client's lock."""
+    """Rows, outcomes and refs by object."""
 
     def __init__(self, objects: ObjectTable, pins: Pins) -> None:
         self.lineage: dict[bytes, Row] = {}
-        """Rows of values in the arena, and of actors: a restarted scheduler makes them again from these."""
+        """Rows of values in the arena, and of actors, for a restarted scheduler."""
         self.values: dict[bytes, set[bytes]] = {}
-        """For tasks of ``lineage`` with several values: the values to which this process has refs."""
+        """By task of ``lineage`` with several values: those with refs here."""
         self.needed: Counter[bytes] = Counter()
-        """Number of rows without an outcome that name each object."""
+        """Rows without an outcome that name each object."""
         self.retired: dict[bytes, ObjectEntry] = {}
-        """Outcomes of needed objects to which this process has no ref any more."""
+        """Outcomes of needed objects without refs here."""
         self.containing: dict[bytes, tuple[bytes, ...]] = {}
         """Refs inside each value that this process has."""
         self._objects = objects
@@ -38,14 +37,14 @@ class RetainedObjects:
     # -- rows without an outcome --
 
     def need(self, row: Row) -> tuple[bytes, ...]:
-        """Retain the objects that a row names until ``release_needs``; return them: dependencies, then refs inside arguments."""
+        """Retain the objects that a row names until ``release_needs``; return dependencies, then refs inside arguments."""
         names = _names(row)
         if names:
             self.needed.update(names)
         return names
 
     def release_needs(self, row: Row) -> None:
-        """Release the objects that a row named, which has its outcome."""
+        """Release the objects of a row that has its outcome."""
         needed = self.needed
         for identifier in _names(row):
             needed[identifier] -= 1
@@ -61,17 +60,17 @@ class RetainedObjects:
         self.lineage[task_id] = row
 
     def retain_values(self, task_id: bytes, held: set[bytes]) -> None:
-        """Record to which values of a task with several values this process has refs."""
+        """Record the refs here to values of a task with several."""
         self.values[task_id] = held
 
     def add_value(self, identifier: bytes) -> None:
-        """Record that this process has a ref to a value again."""
+        """Record that a value has a ref here again."""
         held = self.values.get(identifier[:TASK_BYTES])
         if held is not None:
             held.add(identifier)
 
     def release_value(self, identifier: bytes) -> None:
-        """Record that this process has no ref to a value. The last value of a task releases its row."""
+        """Record that a value has no ref here. A task's last value releases its row."""
         task_id = identifier[:TASK_BYTES]
         if task_id not in self.lineage:
             return
@@ -82,7 +81,7 @@ class RetainedObjects:
             self.release_row(task_id)
 
     def release_row(self, task_id: bytes) -> None:
-        """Release the row of a task of which nothing will be rebuilt."""
+        """Release the row of a task that will not be rebuilt."""
         row = self.lineage.pop(task_id, None)
         self.values.pop(task_id, None)
         if row is not None and (row[3] or len(row) > 4):
@@ -101,16 +100,16 @@ class RetainedObjects:
     # -- objects without a ref --
 
     def retire(self, identifier: bytes, entry: ObjectEntry, row: Row | None) -> None:
-        """Retain the outcome of an object without a ref for as long as a row without an outcome names it."""
+        """Retain an outcome without refs while a pending row names it."""
         if self.needed and identifier in self.needed and (type(entry.data) is bytes or row is not None):
             if type(entry.data) is bytes:
                 entry.row = None
             else:
-                entry.data, entry.row = None, row  # The place may change once the pin is released with the last ref.
+                entry.data, entry.row = None, row  # The place may change once the last ref's pin is released.
             self.retired[identifier] = entry
 
     def settle_unreferenced(self, identifier: bytes, entry: ObjectEntry, row: Row) -> None:
-        """Handle an outcome that arrived after the last ref to it was dropped."""
+        """Handle an outcome that arrived after its last ref was dropped."""
         self.retire(identifier, entry, row)
         if self._pins.counts:
             self._pins.release_if_unused(identifier)
@@ -118,7 +117,6 @@ class RetainedObjects:
 
 
 def _names(row: Row) -> tuple[bytes, ...]:
-    """Objects that a row names: dependencies, and refs inside its arguments."""
     names: tuple[bytes, ...] = row[DEPENDENCIES]
     return names + option(row[OPTIONS], "contains", ()) if len(row) > OPTIONS else names
 

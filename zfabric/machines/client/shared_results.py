@@ -1,7 +1,7 @@
 """Results of calls that other processes need, too.
 
-A small result concerns only the caller and the actor: the scheduler has no record of it. It is *shared* as soon as another process may need
-it, because a row or a value names it. The scheduler is then notified to expect the result, and receives the value when it has arrived.
+The scheduler has no record of a small result until it is *shared*: a row or value names it for another process. The scheduler is then
+notified to expect it, and receives it when it has arrived.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from zfabric.protocol.messages import Row
 
 
 class SharedResults:
-    """Shared results to which this process has refs."""
+    """Shared results with refs here."""
 
     def __init__(self, objects: ObjectTable, outbox: Outbox, pending: PendingCalls) -> None:
         self.ids: set[bytes] = set()
         """Results that the scheduler has or expects."""
         self.awaited: set[bytes] = set()
-        """Results that were promised to other processes and have not arrived."""
+        """Promised results that have not arrived."""
         self._objects = objects
         self._outbox = outbox
         self._pending = pending
 
     def share(self, object_ids: Iterable[bytes]) -> None:
-        """Offer or announce to the scheduler any of these objects that are results of calls: other processes will receive refs to them."""
+        """Offer or announce to the scheduler those of these objects that are results of calls."""
         pending = self._pending.targets
         for identifier in object_ids:
             if not is_call(identifier):
                 continue
             if identifier in self.ids and (identifier in self.awaited or identifier[:TASK_BYTES] not in pending):
-                continue  # It may be in ``ids`` only because the daemon was restarted (``share_sent``): then it is promised now.
+                continue  # After a daemon's restart it may be in ``ids`` alone (``share_sent``): promise it now.
             entry = self._objects.entry(identifier)
             if entry is None:
                 continue
@@ -49,7 +49,7 @@ class SharedResults:
                 self._outbox.add(m.Hold, identifier)
 
     def expect(self, identifier: bytes, target: Target) -> None:
-        """Notify the scheduler of a result that has not arrived, so that it expects it."""
+        """Announce a result that has not arrived."""
         self._objects.entry(identifier)  # As an entry, not a bare row: its outcome is sent on to the scheduler.
         self.ids.add(identifier)
         self.awaited.add(identifier)
@@ -64,7 +64,7 @@ class SharedResults:
         self.ids.add(identifier)
 
     def remove(self, identifier: bytes) -> None:
-        """Remove a result to which this process has no ref any more."""
+        """Remove a result without refs here."""
         self.ids.discard(identifier)
 
     def arrived(self, identifier: bytes) -> None:
@@ -72,7 +72,7 @@ class SharedResults:
         self.awaited.discard(identifier)
 
     def release(self, identifier: bytes) -> bool:
-        """Handle the drop of the last ref to a result. Return whether the scheduler must be notified."""
+        """Handle the drop of a result's last ref. Return whether the scheduler must be notified."""
         if identifier not in self.ids:
             return False
         if identifier[:TASK_BYTES] not in self._pending.targets:
@@ -80,13 +80,13 @@ class SharedResults:
         return True
 
     def is_private(self, identifier: bytes) -> bool:
-        """Whether an object is the result of a call and the scheduler has no record of it."""
+        """Whether an object is a call's result without a record in the scheduler."""
         return is_call(identifier) and identifier not in self.ids
 
     # -- after a restart of the daemon --
 
     def share_sent(self) -> None:
-        """Count results of all calls that were sent as shared: the value may be in the arena, and the scheduler's record of it lost."""
+        """Count results of all sent calls as shared: the scheduler's record of a value in the arena may be lost."""
         for call_id, target in self._pending.targets.items():
             if call_id in target.sent:
                 self.ids.update(self._pending.values_of(call_id))

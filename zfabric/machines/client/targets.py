@@ -1,4 +1,4 @@
-"""A caller's record of each actor that it calls: where the actor lives, and calls of it that have no outcome."""
+"""A caller's record of each actor: where it lives, and its pending calls."""
 
 from __future__ import annotations
 
@@ -37,35 +37,34 @@ class Target:
     def __init__(self, actor_id: bytes) -> None:
         self.actor_id = actor_id
         self.retries = 0
-        """How often a call that may have run is repeated; -1 for no limit, ``LOGGED`` if the actor recognises repeated calls."""
+        """How often a call that may have run is repeated; -1: no limit, ``LOGGED``: the actor recognises repeats."""
         self.keeps = False
-        """Whether the actor retains outcomes, beyond its process, until they are acknowledged: it is logged, or has checkpoints."""
+        """Whether outcomes outlive the actor's process until acknowledged: it is logged, or has checkpoints."""
         self.state = CREATING
         self.incarnation = b""
         self.address: Address = b""
-        """Where calls are sent: the actor's process, or the local scheduler if that is on another node."""
+        """Where calls go: the actor's process, or the local scheduler for another node."""
         self.attempt = 0
-        """The attempt number of its present life."""
+        """Attempt number of its present life."""
         self.failure = b""
         self.unordered = False
-        """Whether the actor runs several calls at once, so that no call waits for the arguments of another."""
+        """Whether it runs several calls at once, so that none waits for another's arguments."""
         self.lanes: dict[bytes, deque[Row]] = {}
-        """Calls that were not sent to the present incarnation: a queue for each order (``order_of``). None is empty between steps."""
+        """Calls not sent to the present incarnation, by order (``order_of``). No queue is empty between steps."""
         self.parked: dict[bytes, tuple[Row, bytes]] = {}
-        """Calls without an order that wait for arguments, each with the task or call that makes the first missing one (empty: they wait for
-        the scheduler)."""
+        """Calls without an order that wait for arguments, with what makes the first missing one (empty: they wait for the scheduler)."""
         self.sent: dict[bytes, Row] = {}
-        """Calls that were sent and have no outcome, in order."""
+        """Sent calls without an outcome, in order."""
         self.outbox: list[Row] = []
         """Calls of ``sent`` that leave with the next frame."""
         self.repeated: set[bytes] = set()
         """Calls of ``outbox`` that were sent to this life before, by way of an earlier daemon."""
         self.leaving = False
-        """Whether the program has dropped its last handle: the handle's ref is released once the last call has an outcome."""
+        """Whether the last handle was dropped: its ref is released after the last outcome."""
         self.tried: dict[bytes, int] = {}
-        """Number of times that each call was repeated."""
+        """Number of repeats of each call."""
         self.unacknowledged: list[bytes] = []
-        """Calls whose outcomes have arrived and are not acknowledged, if the actor retains outcomes."""
+        """Calls whose outcomes have arrived unacknowledged, if the actor retains them."""
 
     @property
     def handle(self) -> bytes:
@@ -73,7 +72,7 @@ class Target:
         return self.actor_id + FIRST_RETURN
 
     def order_of(self, row: Row) -> bytes:
-        """The order that a call belongs to: calls of one task and one concurrency group are sent in the order in which they were made."""
+        """The order of a call: calls of one task and concurrency group are sent as they were made."""
         if self.unordered:
             return b""
         group = option(row[CALL_OPTIONS], "concurrency_group") if len(row) > 3 else None
@@ -89,14 +88,14 @@ class Target:
         return found
 
     def unsent(self) -> Iterator[Row]:
-        """Calls that were not sent to the present incarnation."""
+        """Calls not sent to the present incarnation."""
         yield from (row for row, _ in self.parked.values())
         for lane in self.lanes.values():
             yield from lane
 
     @property
     def waits(self) -> int:
-        """Number of calls in ``unsent``."""
+        """Number of ``unsent`` calls."""
         return len(self.parked) + sum(map(len, self.lanes.values())) if self.lanes or self.parked else 0
 
     def put_first(self, rows: Iterable[Row]) -> None:
@@ -106,20 +105,19 @@ class Target:
 
 
 class PendingCalls:
-    """Calls of this process that have no outcome, and the values that they will have. Only ``Calls`` changes it."""
+    """Pending calls of this process, and their values. Only ``Calls`` changes it."""
 
     def __init__(self) -> None:
         self.targets: dict[bytes, Target] = {}
-        """The actor of each call."""
         self.several: dict[bytes, int] = {}
-        """Number of values of each call that does not have exactly one."""
+        """Number of values of each call without exactly one."""
         self.streams: dict[bytes, int] = {}
-        """For calls that make a stream: how many values it may be ahead of its consumer (0: as configured)."""
+        """By call that makes a stream: how many values it may be ahead of its consumer (0: as configured)."""
 
     def values_of(self, call_id: bytes) -> list[bytes]:
-        """Ids of the values of a call."""
+        """Value ids of a call."""
         return [call_value(call_id, index) for index in range(self.several.get(call_id, 1))]
 
     def ahead_of(self, call_id: bytes) -> int | None:
-        """How many values the stream of a call may be ahead; None if it makes no stream."""
+        """How many values a call's stream may be ahead; None without a stream."""
         return self.streams.get(call_id)

@@ -18,7 +18,7 @@ from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import names_objects, option
 
 CallTerms = tuple[bytes, int, bool, bool]
-"""Terms of a call: the actor's id, and ``retries``, ``keeps`` and ``unordered`` as ``Calls.call`` takes them."""
+"""An actor's id, and ``retries``, ``keeps``, ``unordered`` of ``Calls.call``."""
 
 _SUBMIT = m.Submit
 
@@ -38,13 +38,13 @@ class Tasks:
     ) -> None:
         self.functions: dict[bytes, Row] = {}
         self.unfinished = 0
-        """Tasks without an outcome."""
+        """Number of tasks without an outcome."""
         self.several: dict[bytes, tuple[Row, int]] = {}
-        """Rows of tasks that do not have exactly one value, and how many values they have."""
+        """Rows of tasks without exactly one value, and their numbers of values."""
         self.cancelled: dict[bytes, tuple[bool, bool]] = {}
-        """Objects without an outcome whose tasks this process asked to cancel: (force, recursive)."""
+        """Pending objects whose tasks this process asked to cancel: (force, recursive)."""
         self.submitted: deque[tuple[Row, CallTerms | None]] = deque()
-        """Plain rows of tasks, and of calls with their terms, that are not in the tables yet: see ``take_up``."""
+        """Rows of tasks, and of calls with their terms, that ``take_up`` enters into the tables."""
         self._classes: set[bytes] = set()
         """Functions whose tasks make actors."""
         self._objects = objects
@@ -70,7 +70,7 @@ class Tasks:
     # -- submitting --
 
     def submit(self, row: Row, returns: int) -> bytes:
-        """Queue a task row; this process holds its values. Return the id of the first one."""
+        """Queue a task row; this process holds its values. Return the first value's id."""
         fresh = True
         identifier: bytes = row[0] + FIRST_RETURN
         if returns == 1:
@@ -108,9 +108,9 @@ class Tasks:
         return identifier
 
     def take_up(self) -> None:
-        """Enter the rows of ``submitted`` into the tables, in order.
+        """Enter the rows of ``submitted`` into the tables, in order, before the shell looks at a table.
 
-        Appending is one step, which no signal divides. The shell calls this before it looks at a table.
+        Appending is one step, which no signal divides.
         """
         submitted, submit = self.submitted, self.submit
         while submitted:
@@ -121,7 +121,7 @@ class Tasks:
                 self._calls.call(terms[0], row, 1, terms[1], terms[2], terms[3])
 
     def _submit_again(self, identifier: bytes, row: Row | None) -> bool:
-        """Submit a value that may have an entry: its parent ran here before, or a ref arrived. Return whether its row is new."""
+        """Submit a value that may have an entry: its parent ran here before, or a ref arrived. Return whether the row is new."""
         entry = self._objects.entry(identifier)
         if entry is None:
             entry = self._entries[identifier] = ObjectEntry(0, PENDING, None, None)
@@ -134,14 +134,14 @@ class Tasks:
         return True
 
     def _need(self, row: Row) -> tuple[bytes, ...]:
-        """Retain the objects that a row names until its outcome; failures of refs inside its arguments are read elsewhere."""
+        """Retain a row's objects until its outcome; failures of refs inside its arguments are read elsewhere."""
         names = self._retained.need(row)
         if len(names) > len(row[3]):
             self._unread.expected(names[len(row[3]) :])
         return names
 
     def on_inherit_tasks(self, now: float, source: Address, message: m.InheritTasks) -> None:
-        """Take over tasks of workers that are gone: this process repeats them after a restart of the daemon."""
+        """Take over tasks of dead workers, to repeat them after a daemon's restart."""
         self.functions.update((function[0], function) for function in message.functions)
         for row in message.rows:
             entry = self._entries.get(row[0] + FIRST_RETURN)
@@ -154,20 +154,20 @@ class Tasks:
     # -- cancelling --
 
     def cancel(self, identifiers: tuple[bytes, ...], force: bool, recursive: bool) -> None:
-        """Record requests to cancel: they are repeated after a restart of the daemon until the outcomes arrive."""
+        """Record requests to cancel, to repeat them after a daemon's restart."""
         for identifier in identifiers:
             if not self._objects.known(identifier):
                 self.cancelled[identifier] = (force, recursive)
 
     def forget_cancelled(self, identifier: bytes) -> None:
-        """Stop repeating the request to cancel the task of an object to which this process has no ref any more."""
+        """Stop repeating a cancellation for an object without refs here."""
         if self.cancelled and identifier[:TASK_BYTES] not in self.several:
             self.cancelled.pop(identifier, None)
 
     # -- outcomes --
 
     def on_results(self, now: float, source: Address, message: m.Results) -> None:
-        """Store outcomes of tasks that this process submitted, sent by the scheduler or by a worker."""
+        """Store outcomes of own tasks, from the scheduler or a worker."""
         entries, watchers, retained = self._entries, self._objects.watchers, self._retained
         if self.cancelled:
             self._end_cancelled(message)
@@ -177,7 +177,7 @@ class Tasks:
             entry = entries.get(identifier)
             if type(entry) is tuple:
                 if status == OK and outputs and type(outputs[0]) is bytes and not watchers:
-                    # The commonest outcome, in place: the value itself replaces the row.
+                    # The commonest outcome, in place: the value replaces the row.
                     finished += 1
                     entries[identifier] = outputs[0]
                     if entry[3] or (len(entry) > 4 and names_objects(entry)):
@@ -211,13 +211,13 @@ class Tasks:
             self._direct.count(source[1:], message.rows)
 
     def _end_cancelled(self, message: m.Results) -> None:
-        """Remove requests to cancel tasks that have an outcome: outcomes are final."""
+        """Remove cancellations of tasks that have an outcome: outcomes are final."""
         outcomes = {task_id for task_id, _, _ in message.rows}
         for identifier in [each for each in self.cancelled if each[:TASK_BYTES] in outcomes]:
             del self.cancelled[identifier]
 
     def _settle_several(self, task_id: bytes, status: int, outputs: Row) -> None:
-        """Store the outcome of a task with several values or none. A second outcome is ignored."""
+        """Store the first outcome of a task with several values or none."""
         row, count = self.several.pop(task_id, (None, 0))
         if row is None:
             return

@@ -1,8 +1,7 @@
-"""Failures that a program never reads. Unless they are shown, a program whose tasks all fail seems to have done its work.
+"""Failures that a program never reads: unless shown, a program whose tasks all fail seems to have done its work.
 
-A failure is *unread* from its arrival until the program reads it or passes it on. It is passed on to a task or call, which then fails with
-it, inside a value, or to another process. A failure is *lost* when its last ref is dropped before that, or when the program ends. Only
-failures are recorded, when they arrive; a task that succeeds costs nothing.
+A failure is *unread* until the program reads it or passes it on, to a task or call that fails with it, inside a value, or to another
+process. It is *lost* if its last ref is dropped before, or the program ends.
 """
 
 from __future__ import annotations
@@ -29,32 +28,30 @@ INTENDED = frozenset(
         "TaskCancelledError",
     }
 )
-"""Failures that the program caused itself or was shown already. The death of an actor counts as unread only if its ``__init__`` raised."""
+"""Failures that the program caused itself or was shown. An actor's death is unread only if its ``__init__`` raised."""
 
 
 class UnreadFailures:
-    """Unread failures of one process's tasks and calls, by task. Used under the client's lock."""
+    """Unread failures of one process's tasks and calls, by task."""
 
     def __init__(self, objects: ObjectTable, needed: Container[bytes]) -> None:
         self.watching = False
-        """Whether the shell shows lost failures. If not, none is recorded. It ends with the program: a job that ends frees what its calls
-        need, and these fail."""
+        """Whether the shell shows lost failures; if not, none is recorded. It ends with the program, since the job's end fails calls."""
         self.is_cancellation: Callable[[bytes], bool] = lambda data: False
-        """Whether a packed exception is that of a cancelled task. The shell sets it, since it may unpickle."""
+        """Whether a packed exception is a cancelled task's. The shell sets it, since it may unpickle."""
         self.held: dict[bytes, tuple[tuple[int, bytes], set[bytes]]] = {}
-        """Failures to which this process has refs: (status, data), and the ids of the objects."""
+        """Failures with refs here: (status, data), and the objects' ids."""
         self.lost: tuple[int, bytes] | None = None
-        """The first lost failure."""
         self.count = 0
         """Number of lost failures."""
         self._expected: dict[bytes, None] = {}
-        """Tasks without an outcome whose failure another process or a ``get`` will receive: it is never lost."""
+        """Pending tasks whose failure a ``get`` or another process will receive."""
         self._objects = objects
         self._needed = needed
         """Objects that rows without an outcome name (``RetainedObjects.needed``)."""
 
     def arrived(self, task_id: bytes, status: int, outputs: Row, held: Iterable[bytes]) -> None:
-        """Record the failure of a task or call. ``held`` are its values to which this process has refs."""
+        """Record the failure of a task or call. ``held`` are its values with refs here."""
         data = outputs[0] if outputs else None
         if not self.watching or type(data) is not bytes:
             return
@@ -70,7 +67,7 @@ class UnreadFailures:
             self._lose((status, data))
 
     def dropped(self, identifier: bytes) -> None:
-        """Record that the last ref to a value of a task in ``held`` was dropped."""
+        """Record that the last ref to a value in ``held`` was dropped."""
         failure, names = self.held[identifier[:TASK_BYTES]]
         names.discard(identifier)
         if not names:
@@ -79,13 +76,13 @@ class UnreadFailures:
                 self._lose(failure)
 
     def read(self, identifiers: Iterable[bytes]) -> None:
-        """Record as read the failures of these objects that have arrived: by the program, or by a task that fails with them."""
+        """Record that the program, or a dependent task, has read these failures."""
         if self.held:
             for identifier in identifiers:
                 self.held.pop(identifier[:TASK_BYTES], None)
 
     def expected(self, identifiers: Iterable[bytes]) -> None:
-        """Record that failures of these objects, arrived or still to come, are read elsewhere."""
+        """Record that failures of these objects, present or future, are read elsewhere."""
         if not self.watching:
             return
         for identifier in identifiers:
@@ -101,13 +98,13 @@ class UnreadFailures:
         self.held.clear()
 
     def ignore(self) -> None:
-        """Record no failure any more, and forget those that were recorded."""
+        """Record no more failures, and drop recorded ones."""
         self.watching = False
         self.held.clear()
         self.lost, self.count = None, 0
 
     def _is_needed(self, task_id: bytes) -> bool:
-        """Whether a row without an outcome names the value of a task: that row then fails with it."""
+        """Whether a pending row names a task's value, and so fails with it."""
         return task_id + FIRST_RETURN in self._needed
 
     def _lose(self, failure: tuple[int, bytes]) -> None:

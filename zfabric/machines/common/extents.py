@@ -1,15 +1,12 @@
-"""Who owns which bytes of the arena: sorted ranges, and the free space made of them.
+"""Ranges of the arena's bytes, and its free space.
 
-The arena is cut into *pieces* of 2 MiB. A piece is cold (nothing behind it: touching it would ask the system for memory) or
-ready (its memory is there). So there are two tables of free room: ``ready`` by the byte, and ``cold`` by the piece. A cold piece
-is to be made ready before anybody writes there. Freed room is ready, and whole free pieces can be made cold again.
-The layout of the arena file is fixed here too, since the store's machine and the adapter both follow it:
+The arena is cut into *pieces* of 2 MiB. Free room is tracked by the byte where *ready* (its memory exists), by the piece where *cold*
+(touching it would allocate). Freed room is ready; whole free pieces can be made cold again. The file's layout:
 
     0 … data_start        the index: what a restarted daemon reads to find the sealed objects
     data_start … end      objects, each a header of 64 bytes and then its payload, both aligned to 64 bytes
 
-An object for which the arena has no room lies in a file of its own. Files are numbered, and a negative offset names one
-(``file_offset``). So code that passes places on treats both kinds alike.
+An object without room lies in a numbered file. Places of both kinds are passed on alike: a negative offset names a file (``file_offset``).
 """
 
 from __future__ import annotations
@@ -20,45 +17,45 @@ from collections.abc import Iterable, Iterator
 from zfabric.protocol.machine import InvariantViolation
 
 ALIGNMENT = 64
-"""Bytes that payloads are aligned to: what vector instructions and numpy like best."""
+"""Alignment of payloads, for vector instructions and numpy."""
 HEADER_BYTES = 64
 PIECE = 2 * 2**20
-"""The size of a huge page: what is made ready, and given back, as one."""
+"""A huge page."""
 INDEX_ENTRY_BYTES = 64
 INDEX_SHARE = 4096
-"""Bytes of arena per index entry. Values up to 64 KiB are rarely here, so entries do not run out; unused ones cost nothing."""
+"""Values up to 64 KiB are rarely here, so entries suffice."""
 
 Range = tuple[int, int]
 """``(start, size)`` in bytes."""
 
 
 def round_up(size: int, step: int) -> int:
-    """The least multiple of ``step`` that is not less than ``size``."""
+    """Return the least multiple of ``step`` that is not less than ``size``."""
     return -(-size // step) * step
 
 
 def footprint(size: int) -> int:
-    """Bytes of the arena that an object with a payload of ``size`` takes."""
+    """Bytes of the arena that a payload of ``size`` takes."""
     return HEADER_BYTES + round_up(size, ALIGNMENT)
 
 
 def arena_bytes(wanted: int) -> int:
-    """The size of the arena file for ``wanted`` bytes: whole pieces, one for the index and one for objects at least."""
+    """Size of the arena file for ``wanted`` bytes: whole pieces, at least one for the index and one for objects."""
     return max(round_up(wanted, PIECE), 2 * PIECE)
 
 
 def data_start(size: int) -> int:
-    """Where the objects begin in an arena file of ``size`` bytes; the index is before it."""
+    """Where objects begin in an arena file of ``size`` bytes."""
     return round_up(size // INDEX_SHARE * INDEX_ENTRY_BYTES, PIECE)
 
 
 def file_offset(number: int) -> int:
-    """The payload offset that stands for file ``number`` (1 or more) of the spill directory. Negative: outside the arena."""
+    """The negative payload offset of file ``number`` (1 or more) of the spill directory."""
     return -number * HEADER_BYTES
 
 
 def file_number(offset: int) -> int:
-    """The number of the file that a negative payload offset stands for."""
+    """The file that a negative payload offset stands for."""
     return -offset // HEADER_BYTES
 
 
@@ -76,7 +73,7 @@ class Ranges:
             self.add(start, size)
 
     def __iter__(self) -> Iterator[Range]:
-        """All ranges in the order of their starts."""
+        """All ranges, by start."""
         return iter([(start, self._sizes[start]) for start in self._starts])
 
     def __len__(self) -> int:
@@ -94,7 +91,7 @@ class Ranges:
         return size
 
     def add(self, start: int, size: int) -> None:
-        """Add a range that overlaps none of these, and merge it with its neighbours."""
+        """Add a range that overlaps no other, and merge it with its neighbours."""
         if size <= 0:
             return
         self.total += size
@@ -115,7 +112,7 @@ class Ranges:
         self._insert(start, size)
 
     def around(self, start: int, size: int) -> Range | None:
-        """The range that holds all of ``start … start + size``."""
+        """The range that contains ``start … start + size``, if any."""
         index = bisect_right(self._starts, start)
         if not index:
             return None
@@ -152,7 +149,7 @@ class Ranges:
 
 
 class Taken:
-    """Room that was taken: its ``ready`` parts, and its ``cold`` parts that are still to be made ready."""
+    """Room that was taken; its ``cold`` parts are still to be made ready."""
 
     __slots__ = ("cold", "ready", "size", "start")
 
@@ -164,7 +161,7 @@ class Taken:
 
 
 class FreeSpace:
-    """The free part of ``start … end``: what is ready by the byte, what is cold by the piece. All of it begins cold."""
+    """The free part of ``start … end``, all cold at first."""
 
     def __init__(self, start: int, end: int) -> None:
         self.ready = Ranges()
@@ -176,7 +173,7 @@ class FreeSpace:
         return self.ready.total + self.cold.total
 
     def take_ready(self, size: int) -> int | None:
-        """Take ``size`` bytes that are ready, out of the smallest range that holds them."""
+        """Take ``size`` ready bytes from the smallest range that has them."""
         found = self.ready.smallest(size)
         if found is None:
             return None
@@ -200,7 +197,7 @@ class FreeSpace:
         return Taken(found[0], size, [], [(found[0], pieces)])
 
     def take_mixed(self, size: int) -> Taken | None:
-        """Take ``size`` bytes that run through ready and cold ranges, where there is such a run."""
+        """Take ``size`` bytes that run through ready and cold ranges, if possible."""
         run: list[tuple[int, int, bool]] = []
         for start, length, cold in sorted([(*r, False) for r in self.ready] + [(*r, True) for r in self.cold]):
             if run and run[-1][0] + run[-1][1] != start:
@@ -225,15 +222,15 @@ class FreeSpace:
         return taken
 
     def free(self, start: int, size: int) -> None:
-        """Free these bytes, which are ready."""
+        """Free these ready bytes."""
         self.ready.add(start, size)
 
     def freeze(self, start: int, size: int) -> None:
-        """Free these whole pieces as cold ones."""
+        """Free these whole pieces as cold."""
         self.cold.add(start, size)
 
     def cool(self, excess: int) -> list[Range]:
-        """Turn free ready pieces cold, at most ``excess`` bytes, small ranges first; return them."""
+        """Turn at most ``excess`` bytes of ready pieces cold, small ranges first; return them."""
         cooled: list[Range] = []
         for size, start in sorted((size, start) for start, size in self.ready if size >= PIECE):
             first = round_up(start, PIECE)

@@ -1,24 +1,18 @@
-"""Task rows in blocks: how lineage is stored at a fraction of a microsecond a row.
+"""Task rows in blocks: stores lineage at a fraction of a microsecond per row.
 
-A row of the "task" table is a *block*: up to 1,024 successive children of one parent. They are of one *run*: their counters agree
-but for the lowest ten bits. The key of a block is the id of its first task. So one ordered look-up finds the block of a task: the
-largest key that is not past the task's id.
+A row of the "task" table is a *block*: up to 1,024 children of one parent and one *run* (counters that agree but for the lowest ten bits).
+Its key is its first task's id, so one ordered look-up finds a task's block: the largest key up to the id.
 
-Four rules make that complete:
+- A block is written once; later rows of the run go into a further one. Blocks of a run may interleave, so a look-up that misses goes back
+  block by block to the run's beginning.
+- A row dropped before its block is written is never written, as most are. A block is written again with less than a quarter of its rows
+  alive, and deleted with none.
+- A withdrawn row is gone with the next flush, with earlier dropped rows of that task in other blocks.
+- If a task's row was dropped and came again, a block's first id may be another block's key: one more byte is appended, which sorts directly
+  behind.
 
-- A block is written once; rows of the same run that come later go into a further block. So blocks of one run may interleave, and a
-  look-up that misses goes on to the block before, down to the beginning of the run.
-- A row that is dropped before its block is written is never written (most tasks of most programs end that way). When the last row
-  of a written block is dropped, the block is deleted. When less than a quarter of its rows are left, it is written again with these.
-- A row that is withdrawn is gone with the next flush. So are rows of that task which were dropped before, and which are still in written
-  blocks of its run: the task may have come again in between.
-- A block may begin with the id that is the key of another block, if a task's row was dropped and came again. Then one more byte is
-  appended to its key, which sorts directly behind.
-
-One writer owns the blocks of a parent; the control store only looks into them (``read_rows``).
-
-The home of a job has rows of other homes, too, which are entrusted to it. Such a row has one more option: its home, and the homes of what
-it names.
+One writer owns a parent's blocks; the control store only reads them (``read_rows``). A row that another home has entrusted to the home of a
+job has one more option: its home, and the homes of what it names.
 """
 
 from __future__ import annotations
@@ -32,18 +26,18 @@ from zfabric.protocol.messages import Row, Rows
 
 TABLE = "task"
 BLOCK_ROWS = 1024
-"""Most rows in a block: one run. 1,024 rows pack in about 0.3 ms and make some 100 kB."""
+"""Most rows in a block. They pack in about 0.3 ms into some 100 kB."""
 ENTRUSTED = "entrusted"
 _LAST_SUFFIX = b"\xff"
 _REWRITE_BELOW = 4
-"""A written block is written again once fewer than one in this many of its rows are alive."""
+"""Rewrite a block once fewer than one in this many of its rows are alive."""
 
 Floor = Callable[[str, bytes, bytes], "tuple[bytes, bytes] | None"]
 """(table, prefix, key) -> the row with the largest key that starts with ``prefix`` and is not past ``key``."""
 
 
 class LineageBlock:
-    """The rows of one run that were written together: ``low`` … ``high`` bound the ids, ``key`` is empty until written."""
+    """Rows of one run that were written together, with ids ``low`` … ``high``. ``key`` is empty until written."""
 
     __slots__ = ("high", "key", "low", "rows", "since", "written")
 
@@ -54,11 +48,11 @@ class LineageBlock:
         self.key = b""
         self.written = 0
         self.since: float | None = None
-        """Time of its first row; the others followed soon after. None if that was before a restart."""
+        """Time of its first row; None if before a restart."""
 
 
 def run_of(task_id: bytes) -> tuple[bytes, bytes]:
-    """The first and the last id of the run that ``task_id`` belongs to."""
+    """First and last id of a task's run."""
     counter = unpack_counter(task_id[PREFIX_BYTES:TASK_BYTES])[0]
     first = counter & ~(BLOCK_ROWS - 1)
     prefix = task_id[:PREFIX_BYTES]
@@ -66,25 +60,25 @@ def run_of(task_id: bytes) -> tuple[bytes, bytes]:
 
 
 def pack_block(rows: list[Row]) -> bytes:
-    """Pack the rows of a block as its value."""
+    """Pack a block's rows as its value."""
     packed: bytes = msgpack.packb(rows, use_bin_type=True)
     return packed
 
 
 def read_block(value: bytes) -> tuple[Row, ...]:
-    """Unpack the task rows of a block's value."""
+    """Unpack the rows of a block's value."""
     rows: tuple[Row, ...] = msgpack.unpackb(value, use_list=False, raw=False, strict_map_key=False)
     return rows
 
 
 def entrusted_row(row: Row, home: bytes, homes: Rows) -> Row:
-    """A row of another home, as it is stored: ``homes`` are rows ``(object, home)`` of what it names."""
+    """A row of another home, as it is stored. ``homes``: rows ``(object, home)`` of what it names."""
     options = row[4] if len(row) > 4 and row[4] else ()
     return (*row[:4], (*options, (ENTRUSTED, (home, homes))))
 
 
 def split_row(row: Row) -> tuple[Row, bytes, Rows]:
-    """A stored row without its mark, its home, and the homes of what it names. Of a row that is at home here the home is empty.
+    """(row, home, homes of what it names) of a stored row; the home is empty for a row at home here.
 
     >>> row = (bytes(16), bytes(16), b"", (), (("name", "Ada"),))
     >>> split_row(entrusted_row(row, b"node B", ())) == (row, b"node B", ()) and split_row(row) == (row, b"", ())
@@ -98,7 +92,7 @@ def split_row(row: Row) -> tuple[Row, bytes, Rows]:
 
 
 def read_rows(task_ids: tuple[bytes, ...], floor: Floor) -> Iterator[tuple[bytes, Row]]:
-    """``(task id, row)`` for those of ``task_ids`` whose rows are kept. Neighbours cost one decoded block together."""
+    """``(task id, row)`` for those of ``task_ids`` that have rows. Neighbours share one decoded block."""
     decoded: dict[bytes, dict[bytes, Row]] = {}
     for task_id in task_ids:
         low = run_of(task_id)[0]
@@ -151,14 +145,14 @@ class BlockWriter:
     def __init__(self) -> None:
         self._open: dict[bytes, LineageBlock] = {}
         self._kept: dict[bytes, dict[bytes, LineageBlock]] = {}
-        """Written blocks by their run (``low``), then by key."""
+        """By run (``low``), then key."""
         self._changed: dict[bytes, LineageBlock] = {}
         self._current = _NOTHING
         self.now: float | None = None
-        """The time of the rows that are added now."""
+        """Time of the rows that are added now."""
 
     def add(self, row: Row) -> LineageBlock:
-        """Add a task row and return its block, which ``drop`` takes. A row that is added again before it was written replaces itself."""
+        """Add a row, or replace it before it is written; return its block, for ``drop``."""
         task_id = row[0]
         block = self._current
         if not block.low <= task_id <= block.high:
@@ -167,7 +161,7 @@ class BlockWriter:
         return block
 
     def drop(self, task_id: bytes, block: LineageBlock) -> None:
-        """Release a row. Releasing it twice is harmless."""
+        """Release a row. Idempotent."""
         rows = block.rows
         if rows.pop(task_id, None) is None:
             return
@@ -179,7 +173,7 @@ class BlockWriter:
             self._current = _NOTHING
 
     def withdraw(self, task_id: bytes, block: LineageBlock) -> None:
-        """Withdraw a row that no later daemon may run again: the next flush removes it, whatever else is in its block."""
+        """Remove a row with the next flush: no later daemon may run its task."""
         if task_id in block.rows:
             self.drop(task_id, block)
             for each in self._kept.get(block.low, {}).values():
@@ -187,7 +181,7 @@ class BlockWriter:
                     self._changed[each.key] = each
 
     def flush(self, rows_max: int = 16 * BLOCK_ROWS) -> tuple[list[tuple[str, bytes, bytes]], list[tuple[str, bytes]]]:
-        """Puts and deletes for the control store, of about ``rows_max`` rows; ``pending`` says whether any are left."""
+        """Puts and deletes for the control store, of about ``rows_max`` rows. More may be ``pending``."""
         puts: list[tuple[str, bytes, bytes]] = []
         deletes: list[tuple[str, bytes]] = []
         self._current = _NOTHING
@@ -218,7 +212,7 @@ class BlockWriter:
         return bool(self._changed or self._open)
 
     def adopt(self, key: bytes, value: bytes) -> LineageBlock:
-        """Take over a block found in the control store, after a restart. Its rows are alive until they are dropped."""
+        """Take over a block from the control store after a restart. Its rows are alive until dropped."""
         block = LineageBlock(*run_of(key))
         block.key = key
         block.rows = {row[0]: row for row in read_block(value)}
@@ -227,7 +221,7 @@ class BlockWriter:
         return block
 
     def statistics(self) -> dict[str, float]:
-        """Blocks and rows kept, and rows not written yet."""
+        """Counts of blocks and rows."""
         return {
             "lineage_blocks": sum(map(len, self._kept.values())),
             "lineage_rows": sum(len(block.rows) for kept in self._kept.values() for block in kept.values()),

@@ -1,12 +1,8 @@
-"""A link: it delivers all messages of one incarnation to another once and in order, whatever the network does.
+"""A link: delivers all messages of one incarnation to another once and in order, whatever the network does.
 
-Frames are numbered from 1. Each acknowledges frames of the other side: it carries the number of the newest one received in order.
-A frame that is not acknowledged is repeated, ever more slowly. A frame that comes twice is dropped, and one that comes early waits
-for those before it. When either incarnation ends, the link ends with it, and registration rebuilds what was on it. All machines
-rely on this, and never look at loss, repetition or order themselves.
-
-``pack`` makes no frame that the other side refuses for its size: a larger message travels in several frames (``codec.cut``), and is
-delivered with the last of them.
+Frames are numbered from 1. Each acknowledges the newest frame received in order. Unacknowledged frames are repeated, ever more slowly;
+duplicates are dropped; early frames wait. The link ends with either incarnation; registration rebuilds what was on it. A message too large
+for a frame travels in several (``codec.cut``).
 """
 
 from __future__ import annotations
@@ -21,21 +17,20 @@ from zfabric.protocol.pieces import Piece
 from zfabric.protocol.refusals import settle
 
 REPEAT_FACTOR_MAX = 8
-"""The pause between repeats doubles up to this multiple of its first value."""
+"""The pause between repeats doubles up to this multiple."""
 REPEATED_FRAMES = 16
-"""Frames that are repeated at a time. Once the pause has reached its maximum, only the oldest frame is repeated until something arrives.
-A process that is stopped, in a debugger for example, reads none of them, and the system buffers them all."""
+"""Frames repeated at a time; only the oldest at the maximal pause, since a stopped process reads none, and the system buffers them all."""
 ACKNOWLEDGE_AFTER_FRAMES = 64
-"""Frames after which a receiver that has nothing to send acknowledges, so that the sender's memory stays small."""
+"""Frames after which an idle receiver acknowledges: this bounds the sender's memory."""
 ACKNOWLEDGE_AFTER = 0.5
 """Seconds after which a receiver acknowledges in any case."""
 
 GAP = -1
-"""Sequence of an acknowledgement that reports a gap: later frames have come, the next one has not; repeat it at once."""
+"""Sequence of an acknowledgement that reports a gap: repeat the next frame at once."""
 
 
 class Link:
-    """Both directions between this process and one other incarnation."""
+    """Both directions between two incarnations."""
 
     __slots__ = (
         "_acknowledge_at",
@@ -62,11 +57,11 @@ class Link:
         self._sent: deque[tuple[int, Body]] = deque()
         self._early: dict[int, Body] = {}
         self._parts: dict[int, bytes] = {}
-        """Pieces of a message that is still incomplete, by the number of the frame."""
+        """Pieces of an incomplete message, by frame."""
         self.answers: list[Envelope] = []
-        """Answers to messages that came in pieces and could not be read."""
+        """Answers to messages in pieces that could not be read."""
         self.refused = 0
-        """Messages that came in pieces and could not be read."""
+        """Count of such messages."""
         self._unacknowledged = 0
         self._acknowledge_at: float | None = None
         self._repeat_at: float | None = None
@@ -74,21 +69,21 @@ class Link:
 
     @property
     def next_out(self) -> int:
-        """The number of the next frame. It follows from those that were sent."""
+        """Derived from the sent frames."""
         return (self._sent[-1][0] if self._sent else self.acknowledged) + 1
 
     @property
     def is_idle(self) -> bool:
-        """Whether the other side has acknowledged every frame."""
+        """Whether every frame is acknowledged."""
         return not self._sent
 
     def pack(self, envelopes: list[Envelope], now: float, limit: int) -> list[bytes]:
-        """Frames of ``envelopes``, none larger than ``limit`` bytes. Each is numbered, and retained until it is acknowledged.
+        """Make frames of at most ``limit`` bytes; number them, and retain them until acknowledged.
 
-        TypeError, ValueError or OverflowError for what no frame can carry; then nothing is sent.
+        Raises TypeError, ValueError or OverflowError for what no frame can carry; then nothing is sent.
         """
         sent = self._sent
-        sequence = (sent[-1][0] if sent else self.acknowledged) + 1  # ``next_out``, in place: this is a part of every synchronous call.
+        sequence = (sent[-1][0] if sent else self.acknowledged) + 1  # ``next_out``, in place: a part of every synchronous call.
         frame = encode(sequence, self.received, envelopes)
         if len(frame) <= limit and len(envelopes) <= MESSAGES_MAX:
             sent.append((sequence, envelopes))
@@ -97,12 +92,12 @@ class Link:
         size = len(frame)
         del frame
         numbered = list(enumerate(cut(envelopes, limit, size), sequence))
-        self._sent.extend(numbered)  # All at once: Ctrl-C may come between any two statements.
+        self._sent.extend(numbered)  # At once: Ctrl-C may come between statements.
         self._has_sent(now)
         return [encode_body(number, self.received, body) for number, body in numbered]
 
     def send(self, envelopes: list[Envelope], now: float) -> int:
-        """Number a frame of ``envelopes``, and retain it until it is acknowledged."""
+        """Number a frame, and retain it until acknowledged."""
         sequence = self.next_out
         self._sent.append((sequence, envelopes))
         self._has_sent(now)
@@ -116,7 +111,7 @@ class Link:
         self._acknowledge_at = None
 
     def receive(self, sequence: int, acknowledged: int, body: Body, now: float) -> list[list[Envelope]]:
-        """Take in a frame; return what may be delivered now, in order. Sequence 0 or ``GAP`` is an acknowledgement only."""
+        """Accept a frame; return what can be delivered now, in order. Sequence 0 or ``GAP`` only acknowledges."""
         self._forget(acknowledged, now)
         if sequence <= 0:
             if sequence == GAP and self._sent:
@@ -142,7 +137,6 @@ class Link:
         return ready
 
     def _join(self, sequence: int, piece: Piece) -> list[Envelope]:
-        """Take in a piece of a message; return what it completes."""
         parts = self._parts
         parts[sequence] = piece.data
         if piece.left:
@@ -184,7 +178,7 @@ class Link:
         return min(self._repeat_at, self._acknowledge_at)
 
     def due(self, now: float) -> list[tuple[int, Body]]:
-        """Frames to send again now: the oldest unacknowledged ones, or (0 or ``GAP``, []) where only an acknowledgement is owed."""
+        """Frames to repeat now: the oldest unacknowledged, or an owed acknowledgement alone (0 or ``GAP``, [])."""
         frames: list[tuple[int, Body]] = []
         if self._repeat_at is not None and now >= self._repeat_at and self._sent:
             most = self.repeat * REPEAT_FACTOR_MAX
@@ -199,9 +193,9 @@ class Link:
         return frames
 
     def since(self, sequence: int, last: int) -> list[tuple[int, Body]]:
-        """Unacknowledged frames numbered above ``sequence``, up to ``last``."""
+        """Unacknowledged frames above ``sequence``, up to ``last``."""
         return list(islice(self._sent, sequence - self.acknowledged, last - self.acknowledged))
 
     def unacknowledged(self) -> list[Envelope]:
-        """All unacknowledged messages, in order, for those who must send them to the next incarnation."""
+        """All unacknowledged messages, in order, to send to the next incarnation."""
         return [envelope for _, body in self._sent for envelope in (body.envelopes if isinstance(body, Piece) else body)]

@@ -1,16 +1,11 @@
 """A link to the daemon of another node, over connections that come and go.
 
-``Link`` numbers, retains and acknowledges frames; between nodes it never repeats one by the clock. TCP delivers what was sent on a
-connection in order until the connection ends, so only the end of a connection loses frames. Each connection therefore begins with a
-*hello* in both directions. It states how many frames its sender has received from this incarnation of the other's daemon; the other
-continues from there.
+Within a connection, TCP loses nothing, so frames are never repeated by the clock. Each connection begins with a *hello* in both directions:
+how many frames its sender has received from this incarnation of the other's daemon, which continues from there.
 
-A link belongs to a pair of daemon incarnations. A hello of a later daemon of the peer begins a link anew: the messages that the former
-daemon did not acknowledge are dropped, because registration repeats all state. Numbers that do not fit are refused and never corrected,
-since a link that begins anew on one side only would lose messages unnoticed.
-
-The node that dials numbers its connections. A hello that is not newer than the last one is refused: it was left over in a socket by a
-connection that has ended, or it is replayed.
+A link belongs to a pair of daemon incarnations. A later daemon's hello begins a link anew and drops unacknowledged messages: registration
+repeats all state. Numbers that do not fit are refused: a link begun anew on one side only would lose messages unnoticed. The dialling node
+numbers its connections; an old number is a leftover in a socket, or replayed, and refused.
 """
 
 from __future__ import annotations
@@ -26,19 +21,17 @@ from zfabric.protocol.messages import PROTOCOL_VERSION, Envelope
 from zfabric.protocol.refusals import settle
 
 IN_FLIGHT_MAX = 256
-"""Most unacknowledged frames on a connection: four times as many as a receiver takes before it acknowledges. All others wait here."""
+"""Most unacknowledged frames: four times what a receiver takes before it acknowledges. Others wait here."""
 EARLY_MAX = 0
-"""Frames that may overtake others on a connection."""
 
 MAGIC = b"zfab"
 _HELLO = struct.Struct(f">4sI{INCARNATION_BYTES}s{INCARNATION_BYTES}sIQ{INCARNATION_BYTES}sQ")
 HELLO_BYTES = _HELLO.size
-"""The size of every hello."""
 NOBODY = bytes(INCARNATION_BYTES)
 
 
 class HelloRefused(Exception):
-    """A hello that does not fit; the connection is of no use. ``reason`` is one word or two, to count by."""
+    """A hello that does not fit, which makes the connection useless. ``reason`` is a word or two, to count by."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -46,7 +39,7 @@ class HelloRefused(Exception):
 
 
 class LinkBroken(Exception):
-    """A frame that cannot follow those before it on this connection. Another connection can continue the link."""
+    """A frame that cannot follow the previous ones. Another connection can continue the link."""
 
 
 class Hello(NamedTuple):
@@ -54,15 +47,13 @@ class Hello(NamedTuple):
 
     protocol: int
     node: bytes
-    """The sender's node id."""
     daemon: bytes
-    """The incarnation of the sender's daemon."""
     daemons: int
-    """How many daemons the sender's node had before."""
+    """Earlier daemons of the sender's node."""
     connection: int
-    """The number of the connection, which the node that dials gives it."""
+    """Number of the connection, from the dialling node."""
     meant: bytes
-    """The incarnation of the receiver's daemon that the sender knows, or ``NOBODY``."""
+    """The receiver's daemon as the sender knows it, or ``NOBODY``."""
     received: int
     """Frames received from that incarnation."""
 
@@ -72,7 +63,7 @@ class Hello(NamedTuple):
 
 
 def read_hello(frame: bytes) -> Hello:
-    """Decode a hello. Raises HelloRefused for anything else, and for one of another version of the protocol."""
+    """Decode a hello. Raises HelloRefused for anything else, and for another protocol version."""
     if len(frame) != HELLO_BYTES or frame[: len(MAGIC)] != MAGIC:
         raise HelloRefused("no hello", "the first frame of a connection is no hello")
     hello = Hello(*_HELLO.unpack(frame)[1:])
@@ -82,9 +73,9 @@ def read_hello(frame: bytes) -> Hello:
 
 
 class NodeLink:
-    """The link from one daemon incarnation of a node to the current daemon of another node.
+    """The link from one daemon incarnation to the current daemon of another node.
 
-    ``dial`` and ``confirm`` are called on the side that dials, ``accept`` on the other. ``limit`` is the size of the largest frame.
+    The dialling side calls ``dial`` and ``confirm``, the other ``accept``. ``limit``: bytes of the largest frame.
     """
 
     def __init__(self, node: bytes, daemon: bytes, daemons: int, peer: bytes, limit: int) -> None:
@@ -94,31 +85,30 @@ class NodeLink:
         self.peer = peer
         self.limit = limit
         self.open = False
-        """Whether the hellos of the current connection have been exchanged."""
+        """Whether hellos were exchanged on the current connection."""
         self.peer_daemon = NOBODY
-        """The newest incarnation of the peer's daemon that has sent a hello."""
+        """Newest incarnation of the peer's daemon that has sent a hello."""
         self.peer_daemons = -1
-        """How many daemons the peer's node had before that one."""
+        """Daemons of the peer's node before that one."""
         self.connection = 0
-        """The number of the newest connection."""
         self.refused = 0
-        """Frames of which at least one message could not be read."""
+        """Frames with an unreadable message."""
         self._link = Link(EARLY_MAX, math.inf)
         self._written = 0
-        """The newest frame that was written to the current connection."""
+        """Newest frame written to the current connection."""
         self._newest = 0
-        """The newest frame that was written to any connection."""
+        """Newest frame written to any connection."""
 
     # -- connections --
 
     def dial(self) -> bytes:
-        """Return the hello for a new connection to the peer; it replaces the current one."""
+        """Return the hello for a new connection, which replaces the current one."""
         self.open = False
         self.connection += 1
         return self._hello()
 
     def confirm(self, frame: bytes, now: float) -> None:
-        """Process the hello that answers ``dial``. Then the link is open. Raises HelloRefused."""
+        """Process the answer to ``dial`` and open the link. Raises HelloRefused."""
         hello = self._read(frame)
         if self.open or hello.connection != self.connection:
             raise HelloRefused("replayed", "the hello answers another connection")
@@ -127,10 +117,7 @@ class NodeLink:
         self._agree(hello, now, answered=True)
 
     def accept(self, frame: bytes, now: float) -> bytes:
-        """Process the hello of a connection that the peer has dialled, and return the answer. Then the link is open. Raises HelloRefused.
-
-        The connection replaces the current one.
-        """
+        """Process the hello of a connection that the peer has dialled; open the link, return the answer. Raises HelloRefused."""
         hello = self._read(frame)
         if hello.daemon == self.peer_daemon and hello.connection <= self.connection:
             raise HelloRefused("replayed", f"the hello is of connection {hello.connection}, the current one is {self.connection}")
@@ -139,7 +126,7 @@ class NodeLink:
         return self._hello()
 
     def disconnected(self) -> None:
-        """Note that the current connection has ended. Frames wait for the next one."""
+        """Note the end of the current connection. Frames wait for the next."""
         self.open = False
 
     def _hello(self) -> bytes:
@@ -154,7 +141,7 @@ class NodeLink:
         return hello
 
     def _agree(self, hello: Hello, now: float, answered: bool) -> None:
-        """Continue the link with the sender of this hello, or begin another one with a new daemon. ``answered``: it answers ``dial``."""
+        """Continue the link with the sender of this hello, or begin one with a new daemon. ``answered``: it answers ``dial``."""
         if hello.daemon == self.peer_daemon:
             if hello.daemons != self.peer_daemons:
                 raise HelloRefused("numbers", "the number of the peer's daemon has changed")
@@ -170,7 +157,7 @@ class NodeLink:
             self._link = Link(EARLY_MAX, math.inf)
             self._newest = 0
         self.peer_daemon, self.peer_daemons = hello.daemon, hello.daemons
-        # Of a daemon that does not know this one, ``received`` counts another's frames.
+        # If the peer's daemon does not know this one, ``received`` counts another's frames.
         received = hello.received if hello.meant == self.daemon else 0
         self._link.receive(0, received, [], now)
         self._written = received
@@ -187,7 +174,7 @@ class NodeLink:
     # -- messages --
 
     def send(self, envelopes: list[Envelope], now: float) -> list[bytes]:
-        """Number and retain messages; return the frames to write to the current connection.
+        """Number and retain messages; return the frames to write now.
 
         Raises TypeError, ValueError or OverflowError for what no frame can carry; then nothing is sent.
         """
@@ -209,7 +196,7 @@ class NodeLink:
         return due is not None and due <= now
 
     def outgoing(self, now: float) -> list[bytes]:
-        """Return the frames to write to the current connection now: those that had no room before, and a due acknowledgement."""
+        """Return frames to write now: those that had no room before, and a due acknowledgement."""
         link = self._link
         if not self.open:
             return []
@@ -224,9 +211,9 @@ class NodeLink:
         return [encode_body(sequence, link.received, body) for sequence, body in waiting] if waiting else []
 
     def receive(self, frame: bytes, now: float) -> list[Envelope]:
-        """Process a frame of the current connection; return the messages in it. ``outgoing`` may have frames to write afterwards.
+        """Return the messages of a frame; ``outgoing`` may have frames afterwards. Of a partly unreadable frame, the rest is delivered.
 
-        Raises LinkBroken for what is no frame or cannot follow the one before. Of a frame that is partly unreadable, the rest is delivered.
+        Raises LinkBroken for what is no frame or cannot follow the previous one.
         """
         if not self.open:
             raise LinkBroken("a frame on a connection without hello")
@@ -257,5 +244,5 @@ class NodeLink:
         return None if due == math.inf else due
 
     def unacknowledged(self) -> list[Envelope]:
-        """All messages that the peer's daemon has not acknowledged, in order."""
+        """All unacknowledged messages, in order."""
         return self._link.unacknowledged()

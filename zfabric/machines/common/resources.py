@@ -1,9 +1,7 @@
-"""Resource vectors in fixed point: what a task asks for, what a node has, and which GPUs go to whom.
+"""Resource vectors in fixed point: what tasks ask for, what a node has, and which GPUs go to whom.
 
-Amounts are integers in 1/10,000 (``RESOURCE_UNIT``), so that a thousand tenths are a hundred, and a comparison never
-depends on the order of additions. What is between two of them is rounded down, so that amounts that add up to a whole fit in it: three
-thirds of a GPU are one GPU. A demand is a sorted tuple of (name, amount) pairs. Equal demands are equal tuples,
-so a scheduler can queue tasks by shape.
+Amounts are integers in 1/10,000 (``RESOURCE_UNIT``), rounded down, so that sums are exact and three thirds of a GPU fit in one. A demand is
+a sorted tuple of (name, amount) pairs; equal demands are equal tuples, so tasks can be queued by shape.
 """
 
 from __future__ import annotations
@@ -31,23 +29,21 @@ from zfabric.protocol.wording import quantity
 
 CPU, GPU = "CPU", "GPU"
 AMOUNT_MAX = 10**9
-"""Most of one resource that can be asked for, in whole units: amounts stay far inside what msgpack carries as an integer."""
+"""Most of one resource, in whole units."""
 BYTES_MAX = 2**49
-"""The same of what is counted in bytes: 512 TiB, which in 1/10,000 is still an integer of 63 bits."""
+"""Most bytes, 512 TiB: in 1/10,000 still an integer of 63 bits."""
 OWN_RESOURCES = 5
-"""Most resources that a node has beside CPUs, GPUs and what was declared: ``own_resources``, memory, and the model of its GPUs."""
+"""Most resources of a node beside CPUs, GPUs and declared ones: ``own_resources``, memory, GPU model."""
 ACCELERATOR_AMOUNT = 0.001
-"""How much of that a task or actor takes that names an ``accelerator_type``: it chooses the node, and does not count."""
+"""What ``accelerator_type`` takes of the model: it chooses the node, and does not count."""
 _ROUNDING = 1e-7
-"""How far a number may be from a multiple of 1/10,000, as a part of itself, and still be taken to mean it: 0.1 * 3 and
-``numpy.float32(0.3)`` are 0.3.
-"""
+"""Relative distance from a multiple of 1/10,000 that still means it: 0.1 * 3 and ``numpy.float32(0.3)`` are 0.3."""
 _ROUNDING_MIN, _ROUNDING_MAX = 1e-6, 1e-3
-"""The bounds of that, in 1/10,000. ``AMOUNT_MAX`` as a float is less exact than the upper one, and that is ten times as much there."""
+"""Bounds of that distance, in 1/10,000."""
 
 
 def amount_of(name: str, value: Any) -> int:
-    """``value`` of the resource or option ``name`` in 1/10,000, rounded down; OptionError says what is wrong with it.
+    """``value`` of the resource or option ``name`` in 1/10,000, rounded down. Raises OptionError.
 
     >>> amount_of("num_cpus", 0.5), amount_of("num_gpus", 1 / 3), amount_of("memory", 1.5)
     (5000, 3333, 10000)
@@ -56,7 +52,7 @@ def amount_of(name: str, value: Any) -> int:
 
 
 def _bytes(name: str, value: Any) -> int:
-    """Return a number of bytes in 1/10,000: a size is often computed as a share of another, and rounded down to whole bytes."""
+    """Bytes in 1/10,000, rounded down to whole bytes: sizes are often computed as shares."""
     number = _finite(name, value, "number of bytes")
     if number > BYTES_MAX:
         raise OptionError(f"{name} is at most {BYTES_MAX} bytes (2**49), not {value!r}")
@@ -80,7 +76,6 @@ def _finite(name: str, value: Any, what: str) -> float:
 
 
 def _scaled(name: str, value: Any) -> tuple[int, bool]:
-    """Return the amount that ``value`` means, and whether that is exact."""
     number = _finite(name, value, "number")
     if number > AMOUNT_MAX:
         raise OptionError(f"{name} is at most {AMOUNT_MAX}, not {value!r}")
@@ -95,7 +90,7 @@ def _scaled(name: str, value: Any) -> tuple[int, bool]:
 
 
 def demand_of(num_cpus: Any = None, num_gpus: Any = None, resources: Mapping[str, Any] | None = None, memory: Any = None) -> Demand:
-    """The demand that these options mean: one CPU unless ``num_cpus`` says otherwise, zeros left out. ``memory`` is in bytes.
+    """The demand of these options: one CPU by default, zeros left out. ``memory`` is in bytes.
 
     >>> demand_of(num_cpus=2, resources={"disk": 0.5})
     (('CPU', 20000), ('disk', 5000))
@@ -126,7 +121,7 @@ def demand_of(num_cpus: Any = None, num_gpus: Any = None, resources: Mapping[str
 
 
 def named_demand(options: Mapping[str, Any], usual: Demand = ONE_CPU) -> Demand | None:
-    """The demand that the options of a task or an actor name; None if they name none, and have the ``usual`` one.
+    """The demand that a task's or actor's options name; None if they name none, which means the ``usual`` one.
 
     ``memory`` and ``accelerator_type`` alone are added to the usual demand: an actor that names no CPUs holds none.
 
@@ -146,7 +141,7 @@ def named_demand(options: Mapping[str, Any], usual: Demand = ONE_CPU) -> Demand 
 
 
 def own_resources(host: str, head: bool, arena_bytes: int) -> dict[str, float]:
-    """What a node has without being told: itself by its address, the head by its role, and the bytes of its object store.
+    """What every node has: its address, the head's role, and the bytes of its object store.
 
     >>> own_resources("10.0.0.7", False, 2**21)
     {'node:10.0.0.7': 1.0, 'object_store_memory': 2097152.0}
@@ -165,20 +160,20 @@ def covers(total: Mapping[str, int], demand: Demand) -> bool:
 
 
 def describe(demand: Demand) -> str:
-    """A demand as people read it, such as "1 CPU, 2.0 GiB memory"."""
+    """A demand as text, such as "1 CPU, 2.0 GiB memory"."""
     return ", ".join(quantity(name, amount / RESOURCE_UNIT) for name, amount in demand) or "nothing"
 
 
 def describe_node(amounts: Demand) -> str:
-    """What a node has, or has free, as people read it: without its object store and its own address, for which few ask."""
+    """A node's amounts as text, without its object store and address."""
     return describe(tuple((name, amount) for name, amount in amounts if is_shared(name)))
 
 
 class ResourcePool:
-    """The resources of one node, or of one bundle of a placement group, and those that are free. The ids of GPUs are included.
+    """Total and free resources of a node or a placement group's bundle, with GPU ids.
 
-    ``acquire`` does not check: a worker that was blocked gets back the CPU that it had lent, although another task uses it
-    meanwhile. So ``available`` may be negative for a while. Ask ``fits`` before a new task is started.
+    ``acquire`` does not check: a blocked worker gets its lent CPU back while another task uses it, so ``available`` may be negative for a
+    while. Ask ``fits`` before a new task starts.
 
     >>> pool = ResourcePool(demand_of(num_cpus=2))
     >>> _ = pool.acquire(demand_of(num_cpus=1.5)); pool.fits(demand_of(num_cpus=1))
@@ -186,7 +181,7 @@ class ResourcePool:
     """
 
     def __init__(self, total: Demand, gpu_ids: tuple[int, ...] | None = None) -> None:
-        """``gpu_ids`` are those that a bundle has; a node has all from 0."""
+        """``gpu_ids`` are a bundle's; a node has all from 0."""
         self.total = dict(total)
         self._free = dict(total)
         gpus, rest = divmod(self.total.get(GPU, 0), RESOURCE_UNIT)
@@ -194,26 +189,26 @@ class ResourcePool:
             raise OptionError("a node has a whole number of GPUs")
         ids = range(gpus) if gpu_ids is None else gpu_ids
         self._gpu_share = dict.fromkeys(ids, min(self.total.get(GPU, 0), RESOURCE_UNIT))
-        """How much of each GPU the pool has."""
+        """The pool's share of each GPU."""
         self._gpu_free = dict(self._gpu_share)
 
     def fits_total(self, demand: Demand) -> bool:
-        """Whether the node could ever run this, were it empty."""
+        """Whether the empty pool could run this."""
         return covers(self.total, demand)
 
     def fits(self, demand: Demand) -> bool:
-        """Whether this much is free now. Two halves of different GPUs are no whole one."""
+        """Whether this much is free. Two halves of different GPUs are no whole one."""
         return covers(self._free, demand) and all(self._pick(amount) for name, amount in demand if name == GPU)
 
     def acquire(self, demand: Demand) -> ResourcePool:
-        """Take ``demand``; return the pool to which it is released. The ids of its GPUs, if it names any, come from ``acquire_gpus``."""
+        """Take ``demand``; return the pool to release it to. GPU ids come from ``acquire_gpus``."""
         free = self._free
         for name, amount in demand:
             free[name] = free.get(name, 0) - amount
         return self
 
     def release(self, demand: Demand) -> None:
-        """Release ``demand``. Raises InvariantViolation if that is more than the node has."""
+        """Release ``demand``. Raises InvariantViolation beyond the total."""
         free, total = self._free, self.total
         for name, amount in demand:
             free[name] += amount
@@ -221,9 +216,9 @@ class ResourcePool:
                 raise InvariantViolation(f"more {name} released than acquired")
 
     def acquire_gpus(self, amount: int, known: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """Ids for ``amount`` (1/10,000) of GPUs: whole ones alone, fractions share the fullest GPU with room for them.
+        """Take ids for ``amount`` (1/10,000) of GPUs: whole ones alone; fractions share the fullest GPU with room.
 
-        Empty for amount 0, and where the GPUs do not have it. ``known`` are those that whoever asks has in use already.
+        Empty for amount 0, or without room. ``known`` are ids that the requester uses already.
         """
         ids = known or self._pick(amount)
         share = min(amount, RESOURCE_UNIT)
@@ -240,16 +235,16 @@ class ResourcePool:
                 raise InvariantViolation(f"GPU {index} released more than acquired")
 
     def available(self) -> Demand:
-        """What is free now, as sorted (name, amount) pairs; an amount is negative while lent CPUs are in use twice."""
+        """Free amounts as sorted pairs, negative while lent CPUs are used twice."""
         return tuple(sorted(self._free.items()))
 
     def owes(self, demand: Demand) -> bool:
-        """Whether more than there is was taken of a resource of ``demand``."""
+        """Whether a resource of ``demand`` is overdrawn."""
         return any(self._free.get(name, 0) < 0 for name, _ in demand)
 
     @property
     def gpu_ids(self) -> tuple[int, ...]:
-        """The GPUs of which it has a share."""
+        """GPUs of which the pool has a share."""
         return tuple(self._gpu_share)
 
     def has(self, pool: ResourcePool) -> bool:
@@ -258,7 +253,7 @@ class ResourcePool:
 
     @property
     def idle(self) -> bool:
-        """Whether all of it is free."""
+        """Whether all is free."""
         return self._free == self.total
 
     def _pick(self, amount: int) -> tuple[int, ...]:

@@ -61,7 +61,7 @@ logger = _logging.getLogger("ray")
 
 
 class LoggingConfig:
-    """How Ray would write its logs. zfabric's are as they are; ``log_level`` is that of the logger ``ray``."""
+    """Ray's log format, without effect; ``log_level`` is that of the logger ``ray``."""
 
     def __init__(self, encoding: str = "TEXT", log_level: str = "INFO", additional_log_standard_attrs: _Any = None) -> None:
         self.encoding, self.log_level = encoding, log_level
@@ -82,10 +82,10 @@ def __getattr__(name: str) -> _Any:
     if name == "Language":
         return _load("_raylet").Language
     if name in ("worker", "state", "ray_constants"):
-        name = f"_private.{name}"  # Their place of former versions.
+        name = f"_private.{name}"  # Their place in former versions.
     return _load(name)
 
 
-if _installed is not None:  # Ray's loggers are set up where the package is loaded, by one of its modules in the versions that are tested.
+if _installed is not None:  # A module of Ray sets up its loggers.
     with _suppress(AttributeError):
         _load("_private").log.generate_logging_config()

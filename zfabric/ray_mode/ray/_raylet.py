@@ -102,7 +102,7 @@ def node_ip_address_from_perspective(address: str | None = None) -> str:
 
 
 def node_labels_match_selector(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
-    """Whether labels of a node are as a ``label_selector`` wants them: a value, ``!value``, ``in(a, b)`` or ``!in(a, b)``."""
+    """Whether a node's labels match a ``label_selector``: a value, ``!value``, ``in(a, b)`` or ``!in(a, b)``."""
 
     def fits(value: str | None, wanted: str) -> bool:
         negative = wanted.startswith("!")
@@ -116,10 +116,10 @@ def node_labels_match_selector(labels: Mapping[str, str], selector: Mapping[str,
 def time_weighted_average_cython(
     series: Iterable[Any], window_start: float | None = None, window_end: float | None = None, last_window_s: float = 1.0
 ) -> float | None:
-    """The average of a step function over a window of time; None if it has no step there.
+    """Average a step function over a window of time; None if it has no step there.
 
-    ``series`` are points with ``timestamp`` (seconds) and ``value``, in order. Each value holds until the next point, the last one
-    ``last_window_s`` longer. ``window_start`` and ``window_end`` are seconds; None: from the first point, to the end of the last.
+    ``series`` are points with ``timestamp`` (seconds) and ``value``, in order. A value holds until the next point, the last one for
+    ``last_window_s``. ``window_start`` and ``window_end`` are seconds; None: from the first point, to the end of the last.
     """
     points = [(each.timestamp, each.value) for each in series]
     if not points:
@@ -140,7 +140,7 @@ class MessagePackSerializer:
 
     @staticmethod
     def dumps(value: Any) -> tuple[bytes, list[Any]]:
-        """(the bytes, the Python objects among them: always none)."""
+        """(bytes, the Python objects among them: always none)."""
         packed: bytes = msgpack.packb(value)
         return packed, []
 

@@ -23,13 +23,13 @@ _WITHOUT_EFFECT = {
     "runtime_env_dir_name", "ray_client_server_port", "raylet_name", "include_log_monitor", "worker_port_list", "external_addresses",
     "enable_physical_mode", "dashboard_agent_grpc_port", "tracing_startup_hook",
 }  # fmt: skip
-"""Arguments of nodes that say how Ray runs."""
+"""Arguments of nodes about how Ray runs."""
 _LEASE_MIN = 3.0
-"""Seconds: a node of a busy machine may be silent for that long."""
+"""Seconds that a busy machine's node may be silent."""
 
 
 class Cluster:
-    """Nodes, the first of which is the head. ``head_node_args`` are what ``add_node`` takes."""
+    """Nodes, the head first. ``head_node_args`` are arguments of ``add_node``."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Cluster:
     def wait_for_nodes(self, timeout: float = 30) -> None:
         """Wait until this process sees as many nodes as there are. Raises GetTimeoutError after ``timeout`` seconds.
 
-        ``add_node`` returns once the nodes have registered with each other, so a process that is not connected has nothing to wait for.
+        ``add_node`` returns once the nodes have registered with each other, so an unconnected process need not wait.
         """
         ends = time.monotonic() + timeout
         while zfabric.is_initialized() and len(zfabric.nodes()) != len(self._living().nodes):
@@ -110,7 +110,7 @@ class Cluster:
 
 
 def _lease(system_config: Mapping[str, Any]) -> float:
-    """After how many seconds a silent node is dead, if Ray's settings say how often it looks after nodes; else zfabric's own default."""
+    """Seconds after which a silent node is dead, by Ray's settings for its checks, else zfabric's default."""
     period, failures = system_config.get("health_check_period_ms"), system_config.get("health_check_failure_threshold", 5)
     return Config().node_lease if period is None else max(_LEASE_MIN, period * failures / 1000)
 

@@ -1,4 +1,4 @@
-"""Errors: zfabric's, under Ray's names. A class that nothing in zfabric raises is here for ``except``."""
+"""zfabric's errors under Ray's names, and classes for ``except`` that nothing in zfabric raises."""
 
 from zfabric.exceptions import *
 from zfabric.exceptions import ActorNotFoundError, FabricError, ObjectLostError, SerializationError, WorkerCrashedError
@@ -10,7 +10,7 @@ class CrossLanguageError(FabricError):
 
 
 class AuthenticationError(FabricError):
-    """A token was refused. zfabric's keys are checked when a program joins (``ConnectionLostError``)."""
+    """A token was refused. zfabric checks keys when a program joins (``ConnectionLostError``)."""
 
 
 class RpcError(FabricError):

@@ -1,1 +1,1 @@
-"""Ray's libraries where no Ray is installed: modules that programs of the core import, and whose names cannot be used."""
+"""Ray's libraries without an installed Ray: importable modules with unusable names."""

@@ -1,7 +1,7 @@
 """Dask on the cluster: ``x.compute(scheduler=get)``, or ``dask.config.set(scheduler=get)`` for all that follows.
 
-Tasks that are ready run together, as one task of the cluster, for as many as a few milliseconds allow. What they pass on to each other
-stays in the store; only what was asked for comes to the program.
+Ready tasks run together, as many as a few milliseconds allow, as one task of the cluster. Values between them stay in the store; only what
+was asked for comes to the program.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def get(dsk: Any, keys: Any, *, options: Mapping[str, Any] | None = None, callba
     other schedulers (``num_workers``, ``pool``, …) have no effect.
 
     Raises what a task has raised, KeyError for keys that the graph lacks, ValueError if it lacks what a task needs, RuntimeError for a
-    cycle, and OptionError for invalid options. After an error or Ctrl-C, what still runs is cancelled.
+    cycle, and OptionError for invalid options. An error or Ctrl-C cancels what still runs.
 
     >>> import dask
     >>> from zfabric.util.dask import get
@@ -72,7 +72,7 @@ def persist(*collections: Any, **settings: Any) -> tuple[Any, ...]:
 
 
 def _persist(collections: Any, **settings: Any) -> tuple[Any, ...]:
-    """Persist for Dask, which calls it for ``x.persist(scheduler=get)``."""
+    """Dask calls it for ``x.persist(scheduler=get)``."""
     return persist(*collections, **settings)
 
 
@@ -116,7 +116,7 @@ def ray_dask_get(
 
 
 def _persist_under_rays_names(collections: Any, *, ray_remote_args: Mapping[str, Any] | None = None, **settings: Any) -> tuple[Any, ...]:
-    """Persist for Dask, which calls it for ``x.persist(scheduler=ray_dask_get)``."""
+    """Dask calls it for ``x.persist(scheduler=ray_dask_get)``."""
     return persist(*collections, **settings, options=ray_remote_args)
 
 

@@ -1,11 +1,9 @@
-"""Which tasks of a graph run together, as one task of the cluster.
+"""Which tasks of a graph run together, as one task of the cluster. A pure data structure, without Dask and without the cluster.
 
-A batch has as many tasks as run in a few milliseconds, estimated by earlier tasks of their kind. A shorter batch would cost more per task.
-A longer one would share the work less evenly, take longer to run again after a crash, and need more memory. A task of a kind that is not
-known yet is a batch with the tasks that follow it alone.
-
-All that a batch needs from others exists when it is formed. A batch goes depth first: tasks whose inputs it makes come before others that
-are ready. This is a pure data structure, without Dask and without the cluster.
+A batch has as many tasks as run in a few milliseconds, estimated from earlier tasks of their kind: shorter ones cost more per task; longer
+ones share work less evenly, take longer to repeat after a crash, and need more memory. A task of an unknown kind is a batch with the tasks
+that follow it alone. A batch goes depth first: tasks whose inputs it makes come before other ready ones. Inputs from outside exist when it
+is formed.
 """
 
 from __future__ import annotations
@@ -15,20 +13,20 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 SECONDS = 0.005
-"""How long a batch may take: some thirty times what its own task costs."""
+"""Longest batch, in seconds: some thirty times what its own task costs."""
 BYTES = 32 * 2**20
-"""How many bytes a batch may take and make: they are in the memory of its worker until it ends."""
+"""Most bytes that a batch takes and makes: its worker holds them until it ends."""
 TASKS_MAX = 1000
-"""The most tasks of a batch."""
+"""Most tasks of a batch."""
 GROUP_BYTES = 64 * 1024
-"""Values of a batch are stored together up to this size. A larger one is stored by itself, where tasks read it in place."""
+"""Largest value of a group. A larger one is stored alone, and read in place."""
 GROUP_MAX = 32
-"""The most values that are stored together: who needs one loads all."""
+"""Most values that are stored together: who needs one loads all."""
 SHARES = 2
-"""Batches into which the tasks that are ready are divided, for each that can run at a time."""
+"""Batches of ready tasks for each that can run at a time."""
 
 Measured = Iterable[tuple[int, int, float, int, int]]
-"""What a batch has measured, for each kind of task: kind, number of tasks, their seconds, number of values stored, their bytes."""
+"""By kind of task: kind, number of tasks, their seconds, number of stored values, their bytes."""
 
 
 class TaskGraph(Protocol):
@@ -51,10 +49,9 @@ class GraphBatch:
 
 
 class Planner:
-    """Forms batches of the tasks of a graph, as earlier ones end.
+    """Forms batches of a graph's tasks as earlier ones end.
 
-    ``asked`` has the values that are to remain; with ``single`` each of them is stored by itself. ``slots`` is how many batches can run at
-    a time.
+    ``asked`` has the values that are to remain; with ``single`` each is stored by itself. ``slots`` batches can run at a time.
     """
 
     def __init__(self, graph: TaskGraph, asked: Iterable[int], slots: int, single: bool = False) -> None:
@@ -65,32 +62,32 @@ class Planner:
         names: dict[str, int] = {}
         self._kinds = [names.setdefault(kind, len(names)) if kind else -1 for kind in graph.kinds]
         self.names = list(names)
-        """The kinds of tasks; batches and measurements have their places here."""
+        """Kinds of tasks; batches and measurements have their places here."""
         self._seconds: list[float | None] = [None] * len(names)
-        """How long one task of a kind takes, if one was measured."""
+        """Seconds of one task of a kind, if measured."""
         self._bytes: list[float | None] = [None] * len(names)
-        """How large the value of one is, if one was stored."""
+        """Bytes of a kind's value, if one was stored."""
         self._missing = [sum(self._kinds[each] >= 0 for each in needs) for needs in graph.needs]
-        """How many values of unfinished tasks each task needs."""
+        """Unfinished inputs of each task."""
         self._ready = [number for number, kind in enumerate(self._kinds) if kind >= 0 and not self._missing[number]]
-        """A heap of the tasks that could begin: those first that come first depth first."""
+        """A heap of ready tasks, in depth-first order."""
         self._taken = bytearray(len(self._kinds))
         self.left = sum(kind >= 0 for kind in self._kinds)
-        """How many tasks have not ended."""
+        """Tasks that have not ended."""
 
     def kind(self, number: int) -> int:
         """The kind of a task, as its place in ``names``."""
         return self._kinds[number]
 
     def next(self) -> GraphBatch | None:
-        """Form a batch of what is ready; None if nothing is."""
+        """Form a batch of ready tasks; None if there are none."""
         ready, needs, users = self._ready, self._needs, self._users
         if not ready:
             return None
         seeds = -(-len(ready) // self._parts)
         tasks: list[int] = []
         inside: set[int] = set()
-        enabled: list[int] = []  # A heap of what could begin once the tasks of this batch have ended.
+        enabled: list[int] = []  # A heap of what could begin after this batch's tasks.
         missing: dict[int, int] = {}
         seconds, size = 0.0, 0.0
         while len(tasks) < TASKS_MAX and (enabled or (ready and seeds)):
@@ -121,7 +118,7 @@ class Planner:
         return GraphBatch(tasks, self._groups(tasks, inside))
 
     def _cost(self, number: int, inside: set[int]) -> tuple[float, float]:
-        """How many seconds a task takes, and how many bytes it reads from outside and makes."""
+        """Seconds of a task, and bytes that it reads from outside and makes."""
         kinds, sizes = self._kinds, self._bytes
         kind = kinds[number]
         seconds = self._seconds[kind]
@@ -132,7 +129,7 @@ class Planner:
         return SECONDS if seconds is None else seconds, size
 
     def _groups(self, tasks: list[int], inside: set[int]) -> list[list[int]]:
-        """The values that others need, in groups: those together that the same tasks need, or neighbours of them."""
+        """Values that others need, grouped by the tasks that need them, or as neighbours."""
         asked, users, sizes, kinds = self._asked, self._users, self._bytes, self._kinds
         found = []
         for number in tasks:
@@ -158,7 +155,7 @@ class Planner:
         return groups
 
     def ended(self, batch: GraphBatch, measured: Measured) -> None:
-        """Record that a batch has ended, and what it has measured."""
+        """Record the end of a batch, and its measurements."""
         users, missing, ready, taken = self._users, self._missing, self._ready, self._taken
         for number in batch.tasks:
             for user in users[number]:
@@ -173,12 +170,12 @@ class Planner:
 
 
 def _learnt(before: float | None, now: float) -> float:
-    """An estimate after one more measurement. The first of a kind is often too high: it has loaded modules."""
+    """An estimate after one more measurement. A kind's first is often too high: it has loaded modules."""
     return now if before is None or now < before else (before + now) / 2
 
 
 def last_uses(needs: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    """For each step, which of ``count`` values no later one needs, by what each needs."""
+    """For each step, given the values that each needs, which of ``count`` values no later step needs."""
     seen = bytearray(count)
     found: list[list[int]] = [[] for _ in needs]
     for index in range(len(needs) - 1, -1, -1):

@@ -1,6 +1,6 @@
 """Dask's graphs as the planner and the workers take them. The only place that knows Dask's own types.
 
-Dask 2025.1 and newer describe a task by ``dask._task_spec``; graphs of plain tuples are converted by Dask itself.
+Dask 2025.1 and newer describe a task by ``dask._task_spec``; Dask itself converts graphs of plain tuples.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from dask.utils import key_split
 from zfabric import api as zf
 
 Step = tuple[Any, int, Any, Any, tuple[tuple[Any, int], ...]]
-"""One task as a worker runs it: its key, its kind, the function, the arguments, and where values belong: pairs of a position among the
-arguments and the number of a value. For tasks that are no plain calls the function is None, the arguments are Dask's node, and the pairs
-begin with keys."""
+"""One task as a worker runs it: key, kind, function, arguments, and pairs (position among the arguments, number of a value). For tasks that
+are no plain calls the function is None, the arguments are Dask's node, and the pairs begin with keys.
+"""
 
 
 class StoredValue(TaskRef):  # type: ignore[misc]  # Dask's types are not looked at.
-    """A value of a graph that stays in the store; ``ref`` is its ref. Graphs may contain it in the place of the value.
+    """A value that stays in the store; ``ref`` is its ref. Graphs may contain it in the place of the value.
 
-    Dask takes it for a reference to a task, whatever it does to graphs. A process has one for each ref: graphs have its name alone.
+    Dask takes it for a reference to a task. A process has one per ref: graphs have its name alone.
     """
 
     __slots__ = ("__weakref__", "ref")
@@ -42,7 +42,7 @@ class StoredValue(TaskRef):  # type: ignore[misc]  # Dask's types are not looked
 
 
 _stored: WeakValueDictionary[str, StoredValue] = WeakValueDictionary()
-"""The stored values that this process knows, by the name that graphs have for them."""
+"""By their name in graphs."""
 
 
 def stored_value(ref: zf.ObjectRef) -> StoredValue:
@@ -52,22 +52,22 @@ def stored_value(ref: zf.ObjectRef) -> StoredValue:
 
 
 class Graph:
-    """The part of a graph that makes the asked keys. Tasks and data are numbers: each comes after all that it needs, depth first."""
+    """The part of a graph that makes the asked keys. Tasks and data are numbers, each after all that it needs, depth first."""
 
     __slots__ = ("_nodes", "_numbers", "by_key", "kinds", "needs", "picks", "users")
 
     def __init__(self, dsk: Any, asked: list[Any]) -> None:
         self._numbers: dict[Any, int] = {}
-        """By key. An alias has the number of what it stands for."""
+        """By key. An alias has its target's number."""
         self._nodes: list[Any] = []
         self.needs: list[tuple[int, ...]] = []
         """Numbers of the tasks whose values each task takes, once each."""
         self.users: list[list[int]] = []
         """The tasks that take its value."""
         self.kinds: list[str] = []
-        """The kind of each task: the beginning of its key, which tasks that do the same to other values share. Empty for data."""
+        """Kind of each task: the beginning of its key, shared by tasks that do the same. Empty for data."""
         self.picks: list[bool] = []
-        """Whether it takes a part of one value: where that is made it costs next to nothing."""
+        """Whether it takes a part of one value: almost free where that is made."""
         self.by_key: dict[Any, Any] = convert_legacy_graph(dsk if isinstance(dsk, Mapping) else dsk.__dask_graph__())
         """Dask's node for each key, of the whole graph."""
         self._read(self.by_key, asked)
@@ -76,7 +76,7 @@ class Graph:
         return len(self._nodes)
 
     def number(self, key: Any) -> int:
-        """The number of what has this key."""
+        """The number of a key."""
         return self._numbers[key]
 
     def is_data(self, number: int) -> bool:
@@ -145,7 +145,6 @@ class Graph:
             self.users[each].append(number)
 
     def _ref(self, ref: zf.ObjectRef) -> int:
-        """The number of the value of a ref among the arguments of a task."""
         key = (zf.ObjectRef, ref.binary())
         if key not in self._numbers:
             self._numbers[key] = len(self._nodes)
@@ -160,7 +159,7 @@ class Graph:
         self.picks.append(False)
 
     def step(self, number: int, kind: int, places: Mapping[int, int]) -> Step:
-        """A task as a worker runs it. ``places`` has the number that each value has there."""
+        """A task as a worker runs it. ``places`` has each value's number there."""
         node, numbers = self._nodes[number], self._numbers
         if type(node) is Task and not node.kwargs:
             args = list(node.args)
@@ -183,7 +182,7 @@ class Graph:
 
 
 def _with_refs_outside(task: Any) -> Any:
-    """The same task of fused ones, with refs that stand for values inside among its own arguments, as what the inner tasks depend on."""
+    """A fused task with the refs inside among its own arguments, as what the inner tasks depend on."""
     inner, out, inputs, *dependencies = task.args
     refs: dict[Any, zf.ObjectRef] = {}
     changed: dict[Any, Any] = {}
@@ -205,7 +204,7 @@ def _with_refs_outside(task: Any) -> Any:
 
 
 def kind_of(key: Any) -> str:
-    """The beginning that the keys of tasks share which do the same to other values."""
+    """The beginning that keys of tasks share which do the same."""
     return key_split(key) or "task"
 
 

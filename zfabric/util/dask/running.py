@@ -14,7 +14,7 @@ from zfabric.util.dask.graphs import Step
 
 
 class Work(NamedTuple):
-    """A batch as it travels. Values have numbers: those from outside first, then one of each step, in order."""
+    """A batch as it travels. Values have numbers: first those from outside, then one of each step, in order."""
 
     constants: list[Any]
     """The first values, which the graph has."""
@@ -22,11 +22,11 @@ class Work(NamedTuple):
     """The next ones: which argument of the task, and which value of it; -1 if the argument is the value."""
     steps: list[Step]
     groups: list[list[int]]
-    """The numbers of the values to return, those together that are stored together."""
+    """Numbers of the values to return, by group to store together."""
 
 
 def run(work: Work, *arguments: Any) -> Any:
-    """Run the steps of a batch. Return what they have measured, then the groups of values."""
+    """Run the steps of a batch. Return their measurements, then the groups of values."""
     values: list[Any] = [*work.constants, *work.inputs]
     begin, first = len(work.constants), len(values)
     uses: list[list[int]] = [[place for _, place in step[4]] for step in work.steps]
@@ -80,7 +80,7 @@ def run(work: Work, *arguments: Any) -> Any:
 
 
 def packed(value: Any) -> bytes | tuple[Any]:
-    """A value as it is stored together with others: by itself, so that who needs it loads no other. Refs in it would not be seen there."""
+    """Pack a value that is stored with others: a reader of one loads no other. Refs in it would not be seen."""
     fast = serialize_fast(value)
     if fast is not None:
         return fast
@@ -89,7 +89,7 @@ def packed(value: Any) -> bytes | tuple[Any]:
 
 
 def unpacked(entry: bytes | tuple[Any], copy: bool = False) -> Any:
-    """The value of an entry, which may be written to with ``copy``."""
+    """The value of an entry; with ``copy`` it may be written to."""
     return entry[0] if type(entry) is tuple else deserialize(entry, copy=copy)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Runs a graph of Dask's on the cluster: submits batches as tasks, and fetches the values that were asked for."""
+"""Runs a graph of Dask's on the cluster: submits batches as tasks, and fetches the asked values."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from zfabric.util.dask.graphs import Graph, Step, StoredValue, stored_value
 from zfabric.util.dask.running import Work, run, unpacked
 
 CONSTANT_BYTES = 4096
-"""The largest datum of a graph that travels with each batch that needs it. Larger ones are stored once."""
+"""Largest datum of a graph that travels with each batch. Larger ones are stored once."""
 AHEAD = 2
-"""Batches that are submitted for each that can run, so that no worker waits for this process."""
+"""Batches submitted for each that can run, so that no worker waits for this process."""
 VARIANTS_MAX = 1000
-"""The most combinations of a name and a number of values for which a remote function is retained."""
 
 
 class _Stored:
@@ -33,11 +32,11 @@ class _Stored:
     def __init__(self, ref: zf.ObjectRef, left: int) -> None:
         self.ref: zf.ObjectRef | None = ref
         self.left = left
-        """How many of them are needed."""
+        """How many are needed."""
 
 
 class Computation:
-    """One graph that runs on the cluster. ``options`` are those of ``zf.remote`` for the task of each batch."""
+    """One graph that runs on the cluster. ``options`` are those of ``zf.remote`` for each batch."""
 
     def __init__(self, graph: Graph, asked: Iterable[Any], options: Mapping[str, Any], single: bool) -> None:
         if options.get("num_returns") not in (None, 1):
@@ -50,15 +49,15 @@ class Computation:
         self._slots = _slots(options)
         self._planner = Planner(graph, self._asked, self._slots, single)
         self._running: dict[zf.ObjectRef, tuple[GraphBatch, list[Any]]] = {}
-        """Batches that run, each with the refs of its groups of values, by the first ref of its task, which has the measurements."""
+        """Running batches with the refs of their groups, by the task's first ref, which has the measurements."""
         self._places: dict[int, tuple[_Stored, int]] = {}
-        """Where the value of a finished task is, as long as it is needed; -1 if it was stored by itself."""
+        """Where a finished task's value is, while needed; -1 if it was stored by itself."""
         self._uses = [len(users) for users in graph.users]
         for number in self._asked:
             self._uses[number] += 1
 
     def batches(self) -> Iterator[GraphBatch]:
-        """Run the graph; yield each batch when it has ended. If this raises an error, it cancels what runs."""
+        """Run the graph; yield each batch when it has ended. An error cancels what runs."""
         running, planner = self._running, self._planner
         try:
             while planner.left:
@@ -106,7 +105,6 @@ class Computation:
         self._running[first] = batch, groups
 
     def _keep(self, number: int) -> bool:
-        """Store a datum that is too large to travel with each batch. Return whether it was."""
         value = self._graph.datum(number)
         if type(value) is zf.ObjectRef:
             ref = value
@@ -126,7 +124,7 @@ class Computation:
         return found
 
     def _store(self, batch: GraphBatch, groups: list[zf.ObjectRef]) -> None:
-        """Record where the values of a batch are, and release those that nothing needs any more."""
+        """Record where a batch's values are, and release those that nothing needs any more."""
         uses, places = self._uses, self._places
         for group, ref in zip(batch.groups, groups, strict=True):
             holder = _Stored(ref, len(group))
@@ -142,7 +140,7 @@ class Computation:
                         holder.ref = None
 
     def stored(self) -> dict[Any, StoredValue]:
-        """The asked values as they are in the store, by key: each by itself."""
+        """The asked values as they are in the store, by key."""
         found = {}
         for key in self._keys:
             number = self._graph.number(key)
@@ -175,7 +173,6 @@ class Computation:
 
 
 def _slots(options: Mapping[str, Any]) -> int:
-    """How many batches the cluster can run at a time."""
     total = zf.cluster_resources()
     demand = named_demand(options) or ONE_CPU
     found = [int(total.get(name, 0) * RESOURCE_UNIT // amount) for name, amount in demand]
@@ -209,7 +206,7 @@ def _shaped(keys: Any, found: Mapping[Any, Any]) -> Any:
 
 
 def _raise_own(error: TaskError) -> None:
-    """Raise what the task of the graph has raised, as Dask's own schedulers do. Its notes have the place and the remote traceback."""
+    """As Dask does. Notes have the place and the remote traceback."""
     cause = error.cause
     if not isinstance(cause, Exception) or isinstance(cause, FabricError):
         raise error
@@ -218,14 +215,14 @@ def _raise_own(error: TaskError) -> None:
 
 
 class _Callbacks:
-    """Calls back the ``dask.callbacks`` of a program, in this process: for each task, when its batch has ended."""
+    """Calls back a program's ``dask.callbacks``, in this process: for each task, when its batch has ended."""
 
     def __init__(self, active: Iterable[Any], graph: Graph) -> None:
         self._active = list(active)
         self._graph = graph
         self._dsk = graph.by_key
         self._state: dict[str, Any] = {}
-        """The state that Dask's own schedulers have of a graph, by its names."""
+        """Under the names of Dask's schedulers."""
         self._started: list[Any] = []
 
     def __enter__(self) -> _Callbacks:
@@ -262,7 +259,7 @@ class _Callbacks:
         }
 
     def ended(self, batch: GraphBatch) -> None:
-        """Report the tasks of a batch. Their values are in the store, so that callbacks get None."""
+        """Report a batch's tasks. Values are in the store, so callbacks get None."""
         state = self._state
         for number in batch.tasks:
             key = self._graph.key(number)

@@ -1,4 +1,4 @@
-"""Ray's inside: what zfabric stands in for, else what the user's Ray has."""
+"""Ray's internal modules: zfabric's stand-ins, else the user's Ray."""
 
 from zfabric.ray_mode.absent import submodules
 

@@ -1,4 +1,4 @@
-"""Servers of gRPC, for Serve. zfabric itself speaks none."""
+"""gRPC servers for Serve; zfabric has none."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -14,11 +14,11 @@ node_stats = Absent("ray._private.internal_api.node_stats", "`zfabric status` sh
 
 
 def free(object_refs: ObjectRef | list[ObjectRef], local_only: bool = False) -> None:
-    """Nothing: a value is freed when its last ref is gone, and not before."""
+    """Do nothing: a value is freed with its last ref."""
 
 
 def get_local_ongoing_lineage_reconstruction_tasks() -> list[Any]:
-    """None: zfabric runs a task again without telling the program."""
+    """None: zfabric reports no reruns."""
     return []
 
 

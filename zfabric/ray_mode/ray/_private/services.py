@@ -13,17 +13,17 @@ for _name in ("get_address", "get_node", "get_node_with_retry", "get_ray_jars_di
 
 
 def get_node_ip_address(address: str | None = None, **ignored: Any) -> str:
-    """The address at which others reach the node of this process."""
+    """The address at which others reach this node."""
     return _address()
 
 
 def remaining_processes_alive() -> bool:
-    """Whether the node of this process answers. Its supervisor starts again whatever of it ends."""
+    """Whether this node answers. Its supervisor restarts what ends."""
     return is_initialized() and bool(_address())
 
 
 def get_node_instance_id() -> str:
-    """Empty: zfabric does not know an instance of a cloud."""
+    """Empty: zfabric knows no cloud instances."""
     return ""
 
 

@@ -13,7 +13,7 @@ available_resources_per_node = available_by_node
 
 
 def actors(actor_id: str | None = None, **ignored: Any) -> dict[str, Any]:
-    """What ``ray.util.state`` lists of actors, by id; of one, if ``actor_id`` names it."""
+    """Actors as ``ray.util.state`` lists them, by id; only ``actor_id`` if given."""
     from zfabric.util.state import get_actor, list_actors
 
     if actor_id is not None:
@@ -28,7 +28,7 @@ def node_ids() -> list[str]:
 
 
 def current_node_id() -> str:
-    """The resource ``node:...`` of the node of this process."""
+    """The resource ``node:...`` of this node."""
     here = get_runtime_context().get_node_id()
     return next(
         str(name)

@@ -148,16 +148,16 @@ class ThisProcess(Incomplete):
         return SerializationContext()
 
     def set_debugger_port(self, port: int) -> None:
-        """Nothing: ``zfabric debug`` needs no port."""
+        """Do nothing: ``zfabric debug`` needs no port."""
 
 
 class ThisNode(Incomplete):
-    """The node of this process, and its directories. Ray's libraries write logs there."""
+    """This node and its directories, where Ray's libraries write logs."""
 
     STANDS_FOR = "ray._private.worker._global_node"
 
     max_bytes = 512 * 1024 * 1024
-    """Where Ray's libraries begin another file of logs."""
+    """Size at which Ray's libraries rotate logs."""
     backup_count = 5
 
     @property
@@ -182,7 +182,7 @@ class ThisNode(Incomplete):
 
     @property
     def address(self) -> str:
-        """What another program passes to ``ray.init`` to join this cluster."""
+        """What ``ray.init`` takes to join this cluster."""
         return get_runtime_context().gcs_address
 
     gcs_address = address
@@ -197,7 +197,7 @@ class ThisNode(Incomplete):
         return get_runtime_context().gcs_address
 
     def get_logs_dir_path(self) -> str:
-        """A directory of the session for logs of Ray's libraries."""
+        """The session's directory for logs of Ray's libraries."""
         path = _os.path.join(self.get_session_dir_path(), "libraries")
         _os.makedirs(path, mode=0o700, exist_ok=True)
         return path
@@ -223,11 +223,11 @@ Worker, RayContext = ThisProcess, ClusterContext
 
 
 def get_dashboard_url() -> None:
-    """None: the page of zfabric has its own address, which ``init(include_dashboard=True)`` prints."""
+    """None: ``init(include_dashboard=True)`` prints the address of zfabric's page."""
 
 
 def print_worker_logs(data: Any, print_file: Any) -> None:
-    """Nothing: zfabric shows the output of workers itself."""
+    """Do nothing: zfabric shows workers' output itself."""
 
 
 def get_global_worker() -> ThisProcess:

@@ -6,7 +6,7 @@ from zfabric.ray_mode.absent import attributes
 
 
 def request_resources(num_cpus: int | None = None, bundles: list[dict[str, Any]] | None = None, **ignored: Any) -> None:
-    """Nothing: no autoscaler is attached to this cluster, which Ray ignores, too."""
+    """Do nothing: there is no autoscaler."""
 
 
 __getattr__ = attributes(__name__)

@@ -10,7 +10,7 @@ _load = submodules(__name__)
 
 
 def get_object_locations(obj_refs: list[Any], timeout_ms: int = -1) -> dict[Any, dict[str, Any]]:
-    """For each ref the size of its value in bytes, the ids of nodes that have it, and whether it is on disk."""
+    """Size in bytes, ids of nodes, and whether on disk, of each ref's value."""
     if not is_initialized():
         raise NotInitializedError("there is no cluster here; call ray.init()")
     return get_local_object_locations(obj_refs)

@@ -24,7 +24,7 @@ def _internal_kv_exists(key: str | bytes, *, namespace: str | bytes | None = Non
 
 
 def _internal_kv_del(key: str | bytes, *, del_by_prefix: bool = False, namespace: str | bytes | None = None) -> int:
-    """Delete a key, or all that begin with it. Return how many there were."""
+    """Delete a key, or all keys with this prefix. Return how many there were."""
     return _client.internal_kv_del(key, del_by_prefix, namespace)
 
 
@@ -34,7 +34,7 @@ def _internal_kv_list(prefix: str | bytes, *, namespace: str | bytes | None = No
 
 
 def _internal_kv_reset() -> None:
-    """Nothing: there is no client to forget."""
+    """Do nothing: there is no client to reset."""
 
 
 def internal_kv_get_gcs_client() -> _control.ControlClient:

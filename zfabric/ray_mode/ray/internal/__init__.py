@@ -6,7 +6,7 @@ memory_summary = Absent("ray.internal.memory_summary", "`zfabric memory` shows i
 
 
 def free(object_refs: object, local_only: bool = False) -> None:
-    """Nothing: a value is freed when its last ref is gone, and not before."""
+    """Do nothing: a value is freed with its last ref."""
 
 
 __getattr__ = submodules(__name__)

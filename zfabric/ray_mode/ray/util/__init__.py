@@ -25,7 +25,7 @@ _load = submodules(__name__)
 
 
 def get_node_instance_id() -> str:
-    """Empty: zfabric does not know an instance of a cloud."""
+    """Empty: zfabric knows no cloud instances."""
     return ""
 
 

@@ -16,11 +16,11 @@ def reset_log_once(key: str | None = None) -> None:
 
 
 def disable_log_once_globally() -> None:
-    """Nothing: each message is logged once."""
+    """Do nothing: each message is logged once."""
 
 
 def enable_periodic_logging() -> None:
-    """Nothing: each message is logged once."""
+    """Do nothing: each message is logged once."""
 
 
 __getattr__ = attributes(__name__)

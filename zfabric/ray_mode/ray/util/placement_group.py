@@ -27,7 +27,7 @@ def check_placement_group_index(group: PlacementGroup | None, bundle_index: int)
 
 
 def _valid_resource_shape(resources: dict[str, float], bundle_specs: list[dict[str, float]]) -> bool:
-    """Whether one of the bundles has room for these resources."""
+    """Whether a bundle has room for these resources."""
     return any(all(bundle.get(name, 0) >= amount for name, amount in resources.items()) for bundle in bundle_specs)
 
 

@@ -7,7 +7,7 @@ from zfabric.util import deregister_serializer, register_serializer
 
 
 class StandaloneSerializationContext:
-    """Registers serializers where there is no cluster yet: zfabric's need none."""
+    """Registers serializers before there is a cluster: zfabric's need none."""
 
     def _register_cloudpickle_serializer(self, cls: type, custom_serializer: Any, custom_deserializer: Any) -> None:
         register_serializer(cls, serializer=custom_serializer, deserializer=custom_deserializer)

@@ -1,4 +1,4 @@
-"""``ray.data`` where no Ray is installed. Modin imports it, and uses it only to exchange frames with Ray Data."""
+"""``ray.data`` without an installed Ray: Modin imports it to exchange frames with Ray Data."""
 
 from zfabric.ray_mode.absent import Absent, attributes
 

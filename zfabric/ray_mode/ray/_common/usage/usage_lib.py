@@ -13,7 +13,7 @@ class _Tags(type):
 
 
 class TagKey(metaclass=_Tags):
-    """The names of what Ray would count: each is its own number."""
+    """Names of what Ray would count; each is its own number."""
 
     @staticmethod
     def Value(name: str) -> str:

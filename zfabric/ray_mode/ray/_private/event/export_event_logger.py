@@ -1,4 +1,4 @@
-"""Ray's export of events to files: off, as it is in Ray unless a program asks for it."""
+"""Ray's export of events to files: off, as in Ray by default."""
 
 from enum import Enum
 from typing import Any
