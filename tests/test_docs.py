@@ -193,12 +193,15 @@ def test_the_map_is_short() -> None:
     assert len((ROOT / "docs/architecture.md").read_text().splitlines()) < 250
 
 
-def test_decisions_are_numbered_and_listed() -> None:
+def test_decisions_are_listed_and_every_number_is_found_once() -> None:
+    """A record has the number of its oldest decision. The list has, beside each, the numbers of those that it replaces."""
     directory = ROOT / "docs/decisions"
     files = sorted(path.name for path in directory.glob("0*.md"))
-    listed = re.findall(r"^\| \[\d+\]\((.*?)\)", (directory / "README.md").read_text(), flags=re.MULTILINE)
-    assert listed == files
-    assert [int(name[:4]) for name in files] == list(range(1, len(files) + 1))
+    rows = re.findall(r"^\| \[(\d+)\]\((.*?)\) \| (.*?) ?\| .+ \|$", (directory / "README.md").read_text(), flags=re.MULTILINE)
+    assert [name for _, name, _ in rows] == files
+    assert all(name.startswith(number) and number < min(re.findall(r"\[(\d+)\]", also), default="9") for number, name, also in rows)
+    numbers = sorted(int(each) for number, _, also in rows for each in (number, *re.findall(r"\[(\d+)\]", also)))
+    assert numbers == list(range(1, len(numbers) + 1))
 
 
 # --- what is public -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""One task after the other on another node: the message that somebody waits for leaves before the books are kept (decision 0052).
+"""One task after the other on another node: the message that somebody waits for leaves before the books are kept (decision 0016).
 
 For a message that is the first of its turn, a method here looks at the tables, without changing them, for the message that the ordinary
 handler and the turn would send. The shell sends that one at once, has the ordinary handler process the message, and then calls ``settle``,
