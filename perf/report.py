@@ -116,21 +116,18 @@ def _figures(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _more(report: dict[str, Any]) -> Iterator[str]:
-    """The floors in words, all peers, and what failed; each where there is any."""
-    floors = [
-        f"| {_cell(name_of(result, figure))} | {_cell(figure['floor']['what'])} |"
-        for result in report["results"]
-        for figure in result["figures"]
-        if figure["floor"]
-    ]
+    """The floors of the questions, peers other than Ray, and what failed; each where there is any."""
+    figures = [(result["question"], name_of(result, figure), figure) for result in report["results"] for figure in result["figures"]]
+    floors: dict[str, dict[str, None]] = {}
+    for question, _, figure in figures:
+        if figure["floor"]:
+            floors.setdefault(figure["floor"]["what"], {})[f"`{question}`"] = None
     if floors:
-        yield "\n".join(["| figure | its floor |", "|---|---|", *floors])
-    names = list(report["peers"])
-    rows = [
-        _peer_row(name_of(result, figure), figure, names) for result in report["results"] for figure in result["figures"] if figure["peers"]
-    ]
+        yield "\n".join(["The floors:\n", *(f"- {', '.join(questions)}: {_cell(what)}" for what, questions in floors.items())])
+    others = [name for name in report["peers"] if name != "ray"]  # Ray stands beside ours.
+    rows = [_peer_row(name, figure, others) for _, name, figure in figures if not figure["peers"].keys().isdisjoint(others)]
     if rows:
-        yield "\n".join([f"| figure | unit | zfabric | {' | '.join(names)} |", f"|---|---|--:|{'--:|' * len(names)}", *rows])
+        yield "\n".join([f"| figure | unit | {' | '.join(others)} |", f"|---|---|{'--:|' * len(others)}", *rows])
     failures = [
         f"- `{result['question']}` {'failed in a pass' if result['figures'] else 'gave no figure'}: {_cell(result['error'])}"
         for result in report["results"]
@@ -140,9 +137,9 @@ def _more(report: dict[str, Any]) -> Iterator[str]:
         yield "\n".join(failures)
 
 
-def _peer_row(name: str, figure: dict[str, Any], names: list[str]) -> str:
-    values = [number(figure["peers"][peer]["value"]) if peer in figure["peers"] else "" for peer in names]
-    return "| " + " | ".join(map(_cell, (name, figure["unit"], number(figure["value"]), *values))) + " |"
+def _peer_row(name: str, figure: dict[str, Any], peers: list[str]) -> str:
+    values = [number(figure["peers"][peer]["value"]) if peer in figure["peers"] else "" for peer in peers]
+    return "| " + " | ".join(map(_cell, (name, figure["unit"], *values))) + " |"
 
 
 def _cell(value: str) -> str:

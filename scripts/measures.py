@@ -116,7 +116,7 @@ def measures() -> dict[str, int]:
     installed = {path: count for path, count in lines.items() if "sim" not in path.relative_to(ROOT).parts}
     scheduler = [count for path, count in lines.items() if path.is_relative_to(SCHEDULER)]
     tables = writers()
-    docs = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    docs = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "perf").rglob("*.md")]
     return {
         "lines of code, without sim": sum(installed.values()),
         "files of code, without sim": len(installed),
