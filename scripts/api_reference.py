@@ -1,19 +1,24 @@
-"""Writes docs/api.md: every public name with its signature, its docstring, what it raises, and the version that it came with.
+"""Writes api.md: every public name with its signature, its docstring, what it raises, and the version that it came with.
 
-The page is its own record of versions: a name that is on the page keeps its version, and a new one gets the package's present version.
+since.json, beside this file, records the versions: a name that has one keeps it, and a new name gets the package's present version.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import zfabric
 from zfabric.exceptions import FabricError
+
+SINCE = Path(__file__).resolve().parent / "since.json"
+"""The version that each public name came with."""
 
 SECTIONS = {
     "Begin and end": ("zfabric", "init", "shutdown", "is_initialized", "LocalCluster"),
@@ -112,10 +117,6 @@ INTERNAL = {
 PLUGGED_IN = {"zfabric.util.joblib.ZfabricBackend"}
 """Classes whose methods another library calls, and documents."""
 
-HEADING = re.compile(r"^#{3,4} (zfabric[\w.]*)$")
-SINCE = re.compile(r"Since (\d[\w.]*)\.$")
-EXCEPTION = re.compile(r"^\| <a id=\"\w+\"></a>`(\w+)` .* \| (\d[\w.]*) \|$")
-
 
 class Entry(NamedTuple):
     """One public name: its full name, what it is, and the docstring that describes its parameters."""
@@ -161,29 +162,46 @@ class Entry(NamedTuple):
         return any(self.name.endswith(f".{name}") and isinstance(self.thing, type) for _, name in RESULTS.values())
 
 
-def page(markdown: Callable[[str], str], before: str) -> str:
-    """docs/api.md, given the page as it was and what turns a docstring's paragraph into Markdown."""
-    since = versions(before)
+def page(markdown: Callable[[str], str], docs: str) -> str:
+    """api.md, given what turns a docstring's paragraph into Markdown, and the way from the page's directory to that of docs."""
+    since = versions()
     lines = [
         "# The public names\n",
         "Every public name with its signature, what it raises and the version that it came with. `zf` is `zfabric`. Times are in",
-        "seconds and sizes in bytes where the text names no other unit. [Limits and settings](configuration.md), [commands](cli.md)",
-        "and [names of Ray](migrating-from-ray.md) have pages of their own.\n",
+        "seconds and sizes in bytes where the text names no other unit. [Settings](configuration.md),",
+        f"[commands]({docs}/cli.md) and [names of Ray]({docs}/migrating-from-ray.md) have pages of their own.\n",
     ]
     titles = [*SECTIONS, "Exceptions"]
     lines += [", ".join(f"[{title}](#{anchor(title)})" for title in titles) + ".\n"]
     for title in SECTIONS:
         lines += [f"## {title}\n"]
-        if is_absent(title) and f"\n## {title}\n\n" in before:
-            lines += [before.split(f"\n## {title}\n\n")[1].split("\n## ")[0]]
+        if is_absent(title):
+            lines += ["What this section needs is not installed here.\n"]
         for entry in entries(title):
-            lines += described(entry, markdown, since.get(entry.name, zfabric.__version__))
+            lines += described(entry, markdown, since[entry.name])
     lines += ["## Exceptions\n", *exceptions(markdown, since)]
     return "\n".join(lines).rstrip() + "\n"
 
 
+def versions() -> dict[str, str]:
+    """The version of each public name: the recorded one, and the present one for a name that is new."""
+    found = json.loads(SINCE.read_text(encoding="utf-8")) if SINCE.exists() else {}
+    recorded = {name: version for version, names in found.items() for name in names}
+    absent = [SECTIONS[title][0] for title in SECTIONS if is_absent(title)]
+    names = [entry.name for title in SECTIONS for entry in entries(title)]
+    names += [name for name in recorded if any(name.startswith(f"{place}.") for place in absent)]
+    return {name: recorded.get(name, zfabric.__version__) for name in [*names, *error_classes()]}
+
+
+def record() -> str:
+    """since.json as it should be: the names of each version, sorted."""
+    found = versions()
+    listed = {version: sorted(name for name in found if found[name] == version) for version in sorted(set(found.values()))}
+    return json.dumps(listed, indent=1) + "\n"
+
+
 def is_absent(title: str) -> bool:
-    """Whether the extra that a section needs is not installed: the page keeps what it had. CI has all of them."""
+    """Whether the extra that a section needs is not installed. CI has all of them."""
     try:
         importlib.import_module(SECTIONS[title][0])
     except ImportError as error:
@@ -284,8 +302,7 @@ def exceptions(markdown: Callable[[str], str], since: dict[str, str]) -> list[st
         "| exception | is also | means | since |",
         "|---|---|---|---|",
     ]
-    named = {name: getattr(zfabric, name) for name in zfabric.__all__}
-    found = {name: kind for name, kind in named.items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    found = error_classes()
 
     def place(name: str) -> tuple[list[str], bool]:
         """Below the base, and a name of Ray behind the class."""
@@ -299,23 +316,14 @@ def exceptions(markdown: Callable[[str], str], since: dict[str, str]) -> list[st
             others = [each for each in kind.__mro__[1:] if each not in (Exception, BaseException, object)]
             others = [each for each in others if not any(issubclass(other, each) for other in others if other is not each)]
             bases, text = ", ".join(f"`{each.__name__}`" for each in others), markdown(" ".join((inspect.getdoc(kind) or "").split()))
-        lines.append(f'| <a id="{name.lower()}"></a>`{name}` | {bases} | {text} | {since.get(name, zfabric.__version__)} |')
+        lines.append(f'| <a id="{name.lower()}"></a>`{name}` | {bases} | {text} | {since[name]} |')
     return lines
 
 
-def versions(before: str) -> dict[str, str]:
-    """The version of each name on the page as it was."""
-    found: dict[str, str] = {}
-    name = ""
-    for line in before.splitlines():
-        heading, ended, row = HEADING.match(line), SINCE.search(line), EXCEPTION.match(line)
-        if heading is not None:
-            name = heading[1]
-        elif ended is not None and name:
-            found[name] = ended[1]
-        elif row is not None:
-            found[row[1]] = row[2]
-    return found
+def error_classes() -> dict[str, type[Exception]]:
+    """The public exceptions, by name."""
+    named = {name: getattr(zfabric, name) for name in zfabric.__all__}
+    return {name: kind for name, kind in named.items() if isinstance(kind, type) and issubclass(kind, Exception)}
 
 
 def anchor(title: str) -> str:

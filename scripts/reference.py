@@ -1,13 +1,18 @@
-"""Writes the reference pages, docs/protocol.md, docs/configuration.md and docs/api.md, from the source.
+"""Writes the reference from the source: api.md, configuration.md and protocol.md, which git does not have.
 
-``scripts/protocol`` runs this; ``--check`` only compares, and names what is out of date. A test does the same, so the pages are
-always those of the source beside them. Nothing is written here that is not in a docstring or a table of ``zfabric``.
+    python scripts/reference.py [DIRECTORY]    # the pages go to build/reference, or to DIRECTORY
+    python scripts/reference.py --check        # writes nothing, and says whether scripts/since.json is out of date
+
+``scripts/protocol`` runs this. since.json has the version that each public name came with, and is a file of git: a test compares it with
+the source. No page has anything that is not in a docstring or a table of ``zfabric``.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import inspect
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,28 +44,31 @@ import api_reference  # noqa: E402 - it is beside this file, wherever that was s
 GENERATED = "<!-- Written by scripts/protocol from `{source}`. Change that file, then run the script. -->\n"
 
 
-def pages() -> dict[Path, str]:
-    """The pages as they should be, by path."""
-    api = ROOT / "docs/api.md"
-    before = api.read_text(encoding="utf-8") if api.exists() else ""
-    return {
-        ROOT / "docs/protocol.md": protocol(),
-        ROOT / "docs/configuration.md": configuration(),
-        api: GENERATED.format(source="the docstrings") + "\n" + api_reference.page(paragraph, before),
-    }
+def pages(directory: Path) -> dict[Path, str]:
+    """The pages, by their paths in ``directory``."""
+    docs = os.path.relpath(ROOT / "docs", directory)
+    api = GENERATED.format(source="the docstrings") + "\n" + api_reference.page(paragraph, docs)
+    return {directory / "api.md": api, directory / "configuration.md": configuration(), directory / "protocol.md": protocol()}
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or with ``--check`` say which are not current."""
-    stale = [path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    for path in stale:
-        name = path.relative_to(ROOT)
-        if arguments == ["--check"]:
-            print(f"{name} is out of date; run scripts/protocol")
-        else:
-            path.write_text(pages()[path], encoding="utf-8")
-            print(f"wrote {name}")
-    return int(bool(stale) and arguments == ["--check"])
+    """Write the pages and since.json, or with ``--check`` only say whether that is current."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("directory", nargs="?", type=Path, default=ROOT / "build/reference", help="where the pages go")
+    parser.add_argument("--check", action="store_true", help="write nothing, and say whether scripts/since.json is out of date")
+    options = parser.parse_args(arguments)
+    since, record = api_reference.SINCE, api_reference.record()
+    is_current = since.exists() and since.read_text(encoding="utf-8") == record
+    if options.check:
+        if not is_current:
+            print(f"{since} is out of date; run scripts/protocol")
+        return int(not is_current)
+    directory = options.directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    for path, text in {**({} if is_current else {since: record}), **pages(directory)}.items():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path}")
+    return 0
 
 
 # --- docstrings as Markdown ---------------------------------------------------------------------------------------------------
@@ -111,7 +119,7 @@ def headline(title: str) -> str:
 
 
 def protocol() -> str:
-    """docs/protocol.md."""
+    """The text of protocol.md."""
     from zfabric.protocol import codec, effects, messages, options
 
     takers = handlers()
@@ -231,7 +239,7 @@ def handlers() -> dict[str, list[str]]:
 
 
 def configuration() -> str:
-    """docs/configuration.md."""
+    """The text of configuration.md."""
     from zfabric import config
 
     source = inspect.getsource(config)
