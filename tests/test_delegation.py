@@ -11,10 +11,9 @@ import pytest
 from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OWN, Node, ref, row, task_id
 
 from zfabric.config import MiB
-from zfabric.machines.local_scheduler.nodes.crowding import PATIENCE
-from zfabric.machines.local_scheduler.nodes.reclaiming import FULL_SECONDS, RECALL_SECONDS
-from zfabric.machines.local_scheduler.nodes.spilling import STAY_SECONDS
-from zfabric.machines.local_scheduler.nodes.strategies import TRIED_MOST
+from zfabric.machines.local_scheduler.nodes.placement.back import PATIENCE, RECALL_SECONDS
+from zfabric.machines.local_scheduler.nodes.placement.when import STAY_SECONDS
+from zfabric.machines.local_scheduler.nodes.placement.where import FULL_SECONDS, TRIED_MOST
 from zfabric.machines.local_scheduler.records import READY, WAITING
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, unpack_failure

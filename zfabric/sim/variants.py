@@ -28,7 +28,7 @@ from zfabric.machines.local_scheduler.lifecycle.detached import DetachedActors
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
-from zfabric.machines.local_scheduler.nodes import failover, spilling
+from zfabric.machines.local_scheduler.nodes import failover
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
@@ -40,6 +40,8 @@ from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats
 from zfabric.machines.local_scheduler.nodes.lone_tasks import Ahead, LoneTasks
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.peers import Peers
+from zfabric.machines.local_scheduler.nodes.placement import when
+from zfabric.machines.local_scheduler.nodes.placement.when import Starvation
 from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers
 from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
@@ -51,7 +53,6 @@ from zfabric.machines.local_scheduler.tasks import stopping
 from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
-from zfabric.machines.local_scheduler.tasks.starvation import Starvation
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.local_scheduler.transitions import AgentReady, CallsEndReceived
 from zfabric.machines.member import Member
@@ -918,7 +919,7 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "stale-incarnation-commits": ((ActorLogs, "on_log_appended", _written_later), (ActorLogs, "process_gone", _nothing)),
     "circles-unseen": ((Deadlocks, "look_later", _nothing),),
     "limits-ignored": ((Deadlocks, "_lasts", _limits_ignored),),
-    "second-hop": ((spilling, "is_own_work", _passed_on),),
+    "second-hop": ((when, "is_own_work", _passed_on),),
     "lost-attempts-come-again": ((Outcomes, "node_lost", _lost_attempts_come_again),),
     "one-lost-task-runs-again": ((Outcomes, "node_lost", _one_task_of_the_dead_runs_again),),
     "death-not-noticed": ((Peers, "_died", _nothing),),

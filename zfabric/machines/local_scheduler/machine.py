@@ -36,7 +36,6 @@ from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.children import Children
 from zfabric.machines.local_scheduler.nodes.copies import Copies
-from zfabric.machines.local_scheduler.nodes.crowding import Crowding
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
 from zfabric.machines.local_scheduler.nodes.detached_creation import DetachedCreation
 from zfabric.machines.local_scheduler.nodes.draining import Draining
@@ -48,22 +47,21 @@ from zfabric.machines.local_scheduler.nodes.group_tasks import GroupTasks
 from zfabric.machines.local_scheduler.nodes.guests import Guests
 from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats
 from zfabric.machines.local_scheduler.nodes.key_requests import KeyRequests
-from zfabric.machines.local_scheduler.nodes.locality import Locality
 from zfabric.machines.local_scheduler.nodes.lone_tasks import Finders, LoneTasks
 from zfabric.machines.local_scheduler.nodes.orphans import Orphans
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.peers import Peers
+from zfabric.machines.local_scheduler.nodes.placement.back import Reclaiming, Returns
+from zfabric.machines.local_scheduler.nodes.placement.when import PlacementRequests, Starvation
+from zfabric.machines.local_scheduler.nodes.placement.where import Placement
 from zfabric.machines.local_scheduler.nodes.queries import ClusterQueries
 from zfabric.machines.local_scheduler.nodes.receipts import Receipts
-from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
 from zfabric.machines.local_scheduler.nodes.reference_watches import ReferenceWatches
 from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs, RemoteLogs
 from zfabric.machines.local_scheduler.nodes.remote_actors import RemoteActors
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers
 from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
 from zfabric.machines.local_scheduler.nodes.repeats import Repeats
-from zfabric.machines.local_scheduler.nodes.spilling import Spilling
-from zfabric.machines.local_scheduler.nodes.strategies import Strategies
 from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
 from zfabric.machines.local_scheduler.objects.call_results import CallResults
 from zfabric.machines.local_scheduler.objects.streams import Streams
@@ -87,9 +85,7 @@ from zfabric.machines.local_scheduler.tasks.admission import Admission
 from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
-from zfabric.machines.local_scheduler.tasks.placement_requests import PlacementRequests
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
-from zfabric.machines.local_scheduler.tasks.starvation import Starvation
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.machines.local_scheduler.transitions import (
@@ -159,8 +155,6 @@ class LocalScheduler:
         self.direct = DirectSubmissions(self.tables, self.references, self.outcomes, self.stopping, self.admission)
         self.workers = WorkerPool(self.tables, self.pool, first_token)
         self.dispatcher = Dispatcher(self.tables, self.outcomes, self.rebuilding, self.stopping, self.direct, self.pool, self.workers)
-        self.placement_requests = PlacementRequests(self.tables, self.outcomes, self.pool)
-        self.starvation = Starvation(self.tables, self.pool, self.dispatcher)
         self.streams = Streams(self.tables, self.references, self.outcomes, self.rebuilding)
         self.values = Values(self.tables, self.requests, self.references, self.outcomes, self.rebuilding, self.dispatcher, self.streams)
         self.call_results = CallResults(self.tables, self.requests, self.outcomes, self.streams)
@@ -297,14 +291,14 @@ class LocalScheduler:
         self.remote_actors = RemoteActors(
             self.tables, self.actors, self.call_results, self.borrowing, self.remote_callers, self.receipts, node
         )
-        self.draining = Draining(self.tables, self.executions, self.actors, self.guests, self.groups)
-        self.strategies = Strategies(self.tables, self.pool, self.outcomes, self.delegations)
-        self.crowding = Crowding(self.tables, self.executions, self.strategies)
+        self.heartbeats = Heartbeats(self.tables, self.outcomes)
+        self.placement_requests = PlacementRequests(self.tables, self.outcomes, self.delegations, self.heartbeats)
+        self.starvation = Starvation(self.tables, self.dispatcher)
+        self.placement = Placement(self.tables, self.outcomes, self.delegations)
         self.group_tasks = GroupTasks(self.tables, self.outcomes, self.delegations)
-        self.locality = Locality(self.tables, self.delegations)
-        self.heartbeats = Heartbeats(node, self.tables, self.pool)
-        self.reclaiming = Reclaiming(self.tables, self.pool, self.outcomes)
-        self.spilling = Spilling(node, self.tables, self.pool, self.delegations, self.placement_requests, self.heartbeats)
+        self.reclaiming = Reclaiming(self.tables, self.outcomes, self.delegations)
+        self.returns = Returns(self.tables, self.outcomes, self.placement)
+        self.draining = Draining(self.tables, self.borrowing, self.returns, self.actors, self.guests, self.groups)
         self.key_requests = KeyRequests(self.tables, self.requests)
         self.cluster_queries = ClusterQueries(self.tables, self.requests, node)
         self.failover = Failover(
@@ -496,17 +490,17 @@ class LocalScheduler:
         dues += [self.membership.next_deadline(), self.stopping.next_deadline()]
         if tables.recovering:
             dues.append(self.rejoining.next_deadline())
-        if self.placement_requests.unmet:
+        if tables.nodes or self.placement_requests.unmet:
             dues.append(self.placement_requests.next_deadline())
         if self.starvation.since is not None:
             dues.append(self.starvation.next_deadline())
         if tables.nodes:
-            dues += [self.spilling.next_deadline(), self.heartbeats.next_deadline()]
-            if self.strategies.holding:
-                dues.append(self.strategies.next_deadline())
-            if self.crowding.since:
-                dues.append(self.crowding.next_deadline())
-            if tables.preferring:
+            dues.append(self.heartbeats.next_deadline())
+            if self.placement.holding:
+                dues.append(self.placement.next_deadline())
+            if self.returns.crowded:
+                dues.append(self.returns.next_deadline())
+            if self.delegations.preferring:
                 dues.append(self.reclaiming.next_deadline())
         if tables.owed:
             dues.append(self.delegations.next_deadline())
@@ -599,10 +593,10 @@ class LocalScheduler:
             self._more_to_collect = False
         if tables.inline.total > self.config.inline_memory:
             self._more_to_collect |= references.absorb()
-        if tables.with_inputs:
-            self.locality.end_of_turn(now)
+        if self.outcomes.with_inputs:
+            self.placement.send_to_inputs(now)
         if tables.any_away:
-            self.strategies.end_of_turn(now)
+            self.placement.deal_out(now)
             if tables.any_in_groups:
                 self.group_tasks.end_of_turn(now)
         if tables.bundles or self.bundles.watchers:
@@ -621,16 +615,14 @@ class LocalScheduler:
             self.direct.end_of_turn(now)
         if self._overdue_at is None:
             self._overdue_at = self._look_again(now)
-        self.placement_requests.ask(now)
+        self.placement_requests.find_unmet(now)
         if tables.nodes:
             if self.workers.stuck:
-                self.executions.hand_back(self.workers.take_stuck(), "blocked")
-            if self.dispatcher.starved or self.crowding.since:
-                self.crowding.end_of_turn(now)
-            self.spilling.end_of_turn(now)
-            if tables.preferring:
-                self.reclaiming.recall(now)
-            self.reclaiming.end_of_turn()
+                self.returns.return_queues(self.workers.take_stuck(), "blocked")
+            if self.dispatcher.starved or self.returns.crowded:
+                self.returns.end_of_turn(now)
+            self.placement_requests.ask(now)
+            self.reclaiming.end_of_turn(now)
         if self.dispatcher.starved or self.starvation.since is not None:
             self.starvation.end_of_turn(now)
         if self._trim_at is None:
@@ -868,7 +860,7 @@ class LocalScheduler:
         """The handler of each message that a local scheduler accepts."""
         of_nodes: dict[type[Any], Handler] = {
             m.Delegate: self.executions.on_delegate,
-            m.Reclaim: self.executions.on_reclaim,
+            m.Reclaim: self.returns.on_reclaim,
             m.Reclaimed: self.failover.on_reclaimed,
             m.StopDelegated: self.guests.on_stop_delegated,
             m.StopChildren: self.stopping.on_stop_children,
@@ -968,7 +960,7 @@ class LocalScheduler:
             m.JobNumber: self.requests.on_answer,
             m.Found: self.requests.on_answer,
             m.KeyAnswer: self.requests.on_answer,
-            m.Placed: self.spilling.on_placed,
+            m.Placed: self.placement_requests.on_placed,
             m.NodeTable: self.peers.on_node_table,
             m.RegisterNode: self.peers.on_register_node,
             m.EndJob: self.jobs.on_end_job,

@@ -1050,6 +1050,11 @@ class NodeRecord(WorkerRecord):
         self.repeated: set[bytes] = set()
         """As home: the objects that it reports to hold while it registers."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether its daemon has registered with this one, so that it may be given tasks."""
+        return self.process is not None and self.process.ready
+
 
 class DirectLease:
     """A driver and the worker to which it submits tasks itself."""

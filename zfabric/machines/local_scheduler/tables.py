@@ -52,7 +52,7 @@ from zfabric.protocol.ids import (
     control_of,
 )
 from zfabric.protocol.messages import Row
-from zfabric.protocol.options import HERE, NODE_ID, GroupTerm, accepts
+from zfabric.protocol.options import HERE, NODE_ID, GroupTerm, Strategy, accepts
 
 ENDED_JOBS_MOST = 100
 """Most ended jobs whose tasks are yet to be added to the node's time series, which happens once a second."""
@@ -99,14 +99,10 @@ class Tables:
         """Global schedulers, in the order of their nodes' numbers."""
         self.labels: dict[str, str] = {NODE_ID: node.hex()}
         """Labels of this node."""
-        self.with_inputs: list[TaskRecord] = []
-        """Tasks with dependencies that became ready in this turn, if there are other nodes."""
         self.any_away = False
         """Whether some queue is away."""
         self.any_in_groups = False
         """Whether any tasks have been in placement groups."""
-        self.usual_seconds = 0.0
-        """Exponential average of the running time of all tasks of this node."""
         self.config = config
         self.tasks: dict[bytes, TaskRecord] = {}
         self.failures: dict[bytes, TaskRecord] = {}
@@ -153,8 +149,6 @@ class Tables:
         """Holds that this node gives up: (home, object)."""
         self.owed: dict[NodeRecord, float] = {}
         """Nodes whose ends of attempts are to be acknowledged, and when, soonest first."""
-        self.preferring: dict[bytes, float] = {}
-        """Nodes that were given tasks which may run on any other, too, and since when they have ended none of this node's tasks."""
         self.for_nodes: list[tuple[bytes, AnyObject]] = []
         """Values that other nodes have requested and that exist: (node, record)."""
         self.delegated_ends: list[tuple[TaskRecord | RefusedRow, int, Row, tuple[Row, Row] | None, tuple[bytes, ...]]] = []
@@ -393,6 +387,10 @@ class Tables:
             if len(job.queues) > job.queues_most:
                 self._drop_queues(job, queue)
         return queue
+
+    def queue_like(self, queue: ShapeQueue, strategy: Strategy) -> ShapeQueue:
+        """The queue of the same shape for tasks with another strategy."""
+        return self.queue_for(queue.job, (*queue.shape[:5], strategy))
 
     def _find_out_if_away(self, queue: ShapeQueue) -> None:
         strategy = queue.strategy

@@ -133,7 +133,7 @@ class Groups:
         """Ask all nodes for their room, if a group waits for some and there may be more than they last said."""
         if not any(record.missing and not record.target for record in self.tables.groups.values()) or self._expected:
             return
-        nodes = {node.token for node in self.tables.nodes.values() if node.process is not None and node.process.ready and not node.draining}
+        nodes = {node.token for node in self.tables.nodes.values() if node.is_ready and not node.draining}
         nodes.add(self.tables.node)
         if self._stale or nodes != self._surveyed:
             self._stale = False

@@ -52,6 +52,8 @@ class Delegations:
         self.copies = copies
         self.receipts = receipts
         self.node = node
+        self.preferring: dict[bytes, float] = {}
+        """Nodes that were given tasks which may run on any other, too, and since when they have ended none of this node's tasks."""
 
     def give(self, queue: ShapeQueue, node: NodeRecord, most: int, now: float) -> int:
         """Delegate up to ``most`` tasks of a queue, the last ones first: this node goes on at its head. Return how many.
@@ -83,7 +85,7 @@ class Delegations:
         for start in range(0, len(batch), ROWS_MAX):
             self.send(queue, node, batch[start : start + ROWS_MAX])
         if batch and queue.strategy and only_prefers(queue.strategy):
-            self.tables.preferring.setdefault(node.token, now)
+            self.preferring.setdefault(node.token, now)
         return len(batch)
 
     def room_for_once(self, queue: ShapeQueue, node: NodeRecord) -> int:
@@ -173,8 +175,8 @@ class Delegations:
             self.tables.counts["refused"] += 1
             return
         completed = m.Completed(*message.completed)
-        if node.token in self.tables.preferring:
-            self.tables.preferring[node.token] = now
+        if node.token in self.preferring:
+            self.preferring[node.token] = now
         if node.full:
             for task in [node.inflight[row[0]] for row in completed.rows if row[0] in node.inflight]:
                 node.full.pop(self.tables.queue_of(task).demand, None)  # There is room for it again.
@@ -188,6 +190,13 @@ class Delegations:
         self.outcomes.completed(node, completed, now)
         self.borrowing.settle(named)
         self.tables.owe(node, message.number, now + ACKNOWLEDGE_AFTER)
+
+    def take_slow(self, now: float, patience: float) -> list[NodeRecord]:
+        """Take the nodes of ``preferring`` that have ended none of this node's tasks for so long."""
+        slow = [token for token, since in self.preferring.items() if now >= since + patience]
+        for token in slow:
+            del self.preferring[token]
+        return [self.tables.nodes[token] for token in slow if token in self.tables.nodes]
 
     def end_of_turn(self, now: float) -> None:
         """Acknowledge the ended attempts and calls that were taken in, once that is due."""

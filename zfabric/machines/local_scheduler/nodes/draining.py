@@ -16,8 +16,9 @@ from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.groups.directory import Groups
-from zfabric.machines.local_scheduler.nodes.executions import Executions
+from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.guests import Guests
+from zfabric.machines.local_scheduler.nodes.placement.back import Returns
 from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, BorrowedRecord, Elsewhere, JobRecord, Stored
 from zfabric.machines.local_scheduler.references import holders_of
 from zfabric.machines.local_scheduler.tables import Tables
@@ -30,9 +31,12 @@ from zfabric.protocol.messages import DEAD
 class Draining:
     """The drain of this node, and what other nodes ask of this one as they are drained."""
 
-    def __init__(self, tables: Tables, executions: Executions, actors: ActorDirectory, guests: Guests, groups: Groups) -> None:
+    def __init__(
+        self, tables: Tables, borrowing: Borrowing, returns: Returns, actors: ActorDirectory, guests: Guests, groups: Groups
+    ) -> None:
         self.tables = tables
-        self.executions = executions
+        self.borrowing = borrowing
+        self.returns = returns
         self.actors = actors
         self.guests = guests
         self.groups = groups
@@ -80,11 +84,11 @@ class Draining:
     def end_of_turn(self, now: float) -> None:
         """Give away what can be given away, and leave once nothing is left."""
         for node in self.tables.nodes.values():
-            if node.token not in self._announced and node.registered and node.process is not None and node.process.ready:
+            if node.token not in self._announced and node.registered and node.is_ready:
                 self._announced.add(node.token)
                 self.tables.send_to_node(node.token, m.NodeDraining())
         self._announced &= self.tables.nodes.keys()
-        self.executions.return_unbegun()
+        self.returns.return_all()
         self.guests.drain(movable=True)
         tasks = self._tasks()
         if not tasks and not any(guest.may_restart for guest in self.guests.staying()):
@@ -112,7 +116,7 @@ class Draining:
             if node.registered and (token not in self._asked or daemon != node.daemon):
                 self._asked.add(token)
                 self._unanswered[token] = node.daemon, count + 1 if daemon == node.daemon else 1
-                self.executions.borrowing.send_behind(token, m.CopyValues(()))
+                self.borrowing.send_behind(token, m.CopyValues(()))
         if self._asked >= nodes.keys() and not any(self._unanswered[token][1] for token in nodes):
             self._end()
 

@@ -19,15 +19,12 @@ from zfabric.machines.local_scheduler.nodes.fetching import Fetching
 from zfabric.machines.local_scheduler.records import (
     DONE,
     PENDING,
-    READY,
-    WAITING,
     BorrowedRecord,
     Elsewhere,
     FunctionRecord,
     JobRecord,
     NodeRecord,
     RefusedRow,
-    ShapeQueue,
     TaskRecord,
 )
 from zfabric.machines.local_scheduler.references import References
@@ -250,46 +247,6 @@ class Executions:
             self.stopping.stop_elsewhere(tasks, [], message.reason)
         for each in tasks:
             self.stopping.stop(each, message.reason, now)
-
-    def on_reclaim(self, now: float, source: Address, message: m.Reclaim) -> None:
-        """A home has room for tasks that it has delegated to this node, or places them anew."""
-        if source[1:] not in self.tables.nodes:
-            return
-        tasks = [task for task in map(self.tables.tasks.get, message.task_ids) if task is not None and task.submitter == source[1:]]
-        returned = [task for task in tasks if task.state in (READY, WAITING)]
-        for task in returned:
-            if task.state == READY:
-                self.tables.queue_of(task).stop_one()
-        self._return(source[1:], returned, "")
-
-    def return_unbegun(self) -> None:
-        """Return tasks of other nodes that have not begun here. Those in a bundle of this node stay."""
-        by_home: defaultdict[bytes, list[TaskRecord]] = defaultdict(list)
-        for task in self.tables.tasks.values():
-            if task.function.delegated and task.state in (READY, WAITING) and self.tables.queue_of(task).group is None:
-                by_home[task.submitter].append(task)
-        for home, tasks in by_home.items():
-            for task in tasks:
-                if task.state == READY:
-                    self.tables.queue_of(task).stop_one()
-            self._return(home, tasks, "")
-
-    def hand_back(self, queues: Iterable[ShapeQueue], reason: str) -> None:
-        """Return the tasks of queues from which nothing begins: "blocked" is what waits for them, or "full" is this node."""
-        by_home: defaultdict[bytes, list[TaskRecord]] = defaultdict(list)
-        for queue in queues:
-            for task in queue:
-                if task.state == READY:
-                    by_home[task.submitter].append(task)
-            queue.clear()
-        for home, tasks in by_home.items():
-            self._return(home, tasks, reason)
-
-    def _return(self, home: bytes, tasks: list[TaskRecord], reason: str) -> None:
-        for task in tasks:
-            self.outcomes.remove_delegated(task)
-        self.tables.counts["handed_back" if reason else "returned"] += len(tasks)
-        self.tables.send_to_node(home, m.Reclaimed(tuple(task.id for task in tasks), reason))
 
     def end_of_turn(self) -> None:
         """Report the attempts that ended in this turn."""

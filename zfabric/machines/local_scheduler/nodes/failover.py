@@ -17,7 +17,7 @@ from zfabric.machines.common.lineage_blocks import BlockWriter, LineageBlock, en
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
-from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
+from zfabric.machines.local_scheduler.nodes.placement.back import Reclaiming
 from zfabric.machines.local_scheduler.records import (
     ASSIGNED,
     DONE,

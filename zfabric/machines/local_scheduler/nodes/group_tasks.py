@@ -1,8 +1,8 @@
 """Tasks that are to run in placement groups: how they reach the bundles.
 
-Their queues are *away* (``strategies``) until their group is reserved and all of it is on this node. Tasks for bundles of other nodes are
-delegated to those. Tasks for bundles of this node move to a queue whose resources are the bundle's. Tasks for any bundle are divided among
-the nodes, by the room that each has in its bundles.
+Their queues are *away* (``placement.where``) until their group is reserved and all of it is on this node. Tasks for bundles of other nodes
+are delegated to those. Tasks for bundles of this node move to a queue whose resources are the bundle's. Tasks for any bundle are divided
+among the nodes, by the room that each has in its bundles.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from zfabric.machines.common.resources import describe
 from zfabric.machines.local_scheduler.group_records import KnownGroup, excess
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
-from zfabric.machines.local_scheduler.nodes.strategies import why_it_stays
+from zfabric.machines.local_scheduler.nodes.placement.where import why_it_stays
 from zfabric.machines.local_scheduler.records import READY, ShapeQueue
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -133,8 +133,7 @@ class GroupTasks:
 
     def _stay(self, queue: ShapeQueue) -> None:
         """Move what is left to a queue that uses this node's bundles."""
-        moved = self.tables.queue_for(queue.job, (*queue.shape[:5], in_bundle(queue.strategy)))
-        queue.move_to(moved)
+        queue.move_to(self.tables.queue_like(queue, in_bundle(queue.strategy)))
         self.tables.became_ready += 1
 
     def _fail(self, queue: ShapeQueue, kind: str, text: str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.local_scheduler.records import ShapeQueue
 from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 from zfabric.protocol.node_fields import SIZE_MAX
@@ -23,10 +23,9 @@ PER_SECOND = 1000
 class Heartbeats:
     """Sends heartbeats, over the shared tables."""
 
-    def __init__(self, node: bytes, tables: Tables, pool: ResourcePool) -> None:
-        self.node = node
+    def __init__(self, tables: Tables, outcomes: Outcomes) -> None:
         self.tables = tables
-        self.pool = pool
+        self.outcomes = outcomes
         self._sent: dict[Address, tuple[int, m.Heartbeat]] = {}
         """The last heartbeat to each global scheduler, and how often its daemon had been restarted then: the next one has none."""
         self._placers: tuple[Address, ...] = ()
@@ -70,24 +69,24 @@ class Heartbeats:
 
     def _beat(self) -> m.Heartbeat:
         queued, seconds = 0, 0.0
-        usual = self.tables.usual_seconds
+        usual = self.outcomes.usual_seconds
         for queue in self.tables.queues.values():
             if queue:
                 count, mean = len(queue), mean_of(queue)
                 queued += count
                 seconds += count * (usual if mean is None else mean)
         if self.tables.draining:
-            return m.Heartbeat(self.node, (), (), queued, usual)
-        total = tuple(sorted(self.pool.total.items()))
+            return m.Heartbeat(self.tables.node, (), (), queued, usual)
+        total = tuple(sorted(self.tables.pool.total.items()))
         mean = seconds / queued if queued else usual
-        return m.Heartbeat(self.node, total, self.pool.available(), queued, mean, self._lasting())
+        return m.Heartbeat(self.tables.node, total, self.tables.pool.available(), queued, mean, self._lasting())
 
     def _lasting(self) -> Demand:
         """What actors hold of this node, or wait for, and bundles of placement groups hold: no more than a message can carry."""
-        found = Counter(self.pool.total)
+        found = Counter(self.tables.pool.total)
         found.subtract(self.tables.capacity())
         for queue in self.tables.queues.values():
-            if queue.actors and queue and queue.pool is self.pool and not queue.away:
+            if queue.actors and queue and queue.pool is self.tables.pool and not queue.away:
                 found.update({name: amount * len(queue) for name, amount in queue.demand})
         return tuple(sorted((name, min(amount, SIZE_MAX)) for name, amount in found.items() if amount > 0))
 

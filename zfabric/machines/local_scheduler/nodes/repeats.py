@@ -29,7 +29,7 @@ from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.group_tasks import GroupTasks
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
-from zfabric.machines.local_scheduler.nodes.reclaiming import Reclaiming
+from zfabric.machines.local_scheduler.nodes.placement.back import Reclaiming
 from zfabric.machines.local_scheduler.nodes.reference_watches import ReferenceWatches
 from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
 from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
@@ -98,11 +98,10 @@ class Repeats:
         node.receipts.clear()
         node.unreceived = deque(sorted((*node.unreceived, *chain(*node.unconfirmed.values())), key=lambda message: message.number))
         node.unconfirmed.clear()
-        node.reclaimable = False
         self.borrowing.begin_anew(node.token)
         self.detached.begin_anew(node.token)
         self.creation.begin_anew(node.token)
-        self.reclaiming.begin_anew(node.token)
+        self.reclaiming.begin_anew(node)
         self.entrusting.begin_anew(node.token)
         self.failover.begin_anew(node.token)
         self.peer_recovery.begin_anew(node.token)

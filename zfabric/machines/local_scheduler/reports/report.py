@@ -488,7 +488,7 @@ class Reports:
 
     def _registered(self, now: float) -> list[str]:
         """The other nodes that have registered with this one: it may give them tasks."""
-        return [node.token.hex() for node in self.tables.nodes.values() if node.process is not None and node.process.ready]
+        return [node.token.hex() for node in self.tables.nodes.values() if node.is_ready]
 
     def _dead_nodes(self, now: float) -> list[str]:
         """The last nodes that have left the cluster, or died."""

@@ -89,6 +89,10 @@ class Outcomes:
         self.renamed: dict[int, str] = {}
         """For the last batch of completions: names in the timeline, by index, of rows that are not named after their function or that did
         not succeed."""
+        self.with_inputs: list[TaskRecord] = []
+        """Tasks with dependencies that became ready in this turn, if there are other nodes."""
+        self.usual_seconds = 0.0
+        """Exponential average of the running time of all tasks of this node."""
         self._ending = False
         self._failing: deque[tuple[TaskRecord, int, bytes]] = deque()
         """Tasks to fail because a dependency failed: a queue and not recursion, since chains are long."""
@@ -105,7 +109,7 @@ class Outcomes:
                 function = functions.get(function_id)
                 if function is not None:
                     function.learn(count, seconds)
-                    tables.usual_seconds += (seconds / count - tables.usual_seconds) * 0.2
+                    self.usual_seconds += (seconds / count - self.usual_seconds) * 0.2
         extras = {index: (contained, kept) for index, contained, kept in message.extras} if message.extras else {}
         processes, touched, spare = tables.processes, tables.touched, tables.spare
         lease = worker.direct
@@ -620,19 +624,26 @@ class Outcomes:
         if not task.row[3]:
             line = queue.tasks
         else:
-            line = queue.consumers if front or self._reads_large(task) else queue.tasks
+            line = queue.consumers if front or self.reads_large(task) else queue.tasks
             if self.tables.nodes:
-                self.tables.with_inputs.append(task)
-                front = front and not self._reads_elsewhere(task)
+                self.with_inputs.append(task)
+                front = front and not self.reads_elsewhere(task)
         if front:
             line.appendleft(task)
         else:
             line.append(task)
 
-    def _reads_large(self, task: TaskRecord) -> bool:
+    def take_with_inputs(self) -> list[TaskRecord]:
+        """Take the tasks with dependencies that became ready in this turn; none are noted without other nodes."""
+        tasks, self.with_inputs = self.with_inputs, []
+        return tasks
+
+    def reads_large(self, task: TaskRecord) -> bool:
+        """Whether a task reads a large value that exists, here or on another node."""
         return any(type(record.value) in _LARGE for record in map(self.tables.find, task.row[3]) if record is not None)
 
-    def _reads_elsewhere(self, task: TaskRecord) -> bool:
+    def reads_elsewhere(self, task: TaskRecord) -> bool:
+        """Whether a task reads a large value that lies on another node."""
         return any(type(record.value) is Elsewhere for record in map(self.tables.find, task.row[3]) if record is not None)
 
     def resolved(self, task: TaskRecord) -> None:

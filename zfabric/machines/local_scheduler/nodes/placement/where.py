@@ -1,33 +1,42 @@
-"""Tasks whose options say where they are to run: on a certain node, on nodes with certain labels, or spread over all of them.
+"""Where tasks go for which this home chooses the node itself: by their options, or by their inputs. It asks no global scheduler about them.
 
-Their queues are *away* while there is a choice: no worker of this node is given their tasks. At the end of each turn the tasks are divided
-among the nodes. Those of other nodes are delegated; this node's share moves to a queue of the same shape whose tasks stay here. Without
-other nodes, a queue is away only if its tasks do not accept this node.
+*Options* say where a task is to run: on a certain node, on nodes with certain labels, or spread over all of them. Queues of such tasks are
+*away* while there is a choice: no worker of this node is given their tasks. At the end of each turn the tasks are dealt out to the nodes.
+Those of other nodes are delegated; this node's share moves to a queue of the same shape whose tasks stay here. Without other nodes, a queue
+is away only if its tasks do not accept this node. A node on which actors leave no room for such tasks is passed over. For another node this
+is known once it has returned some.
 
-A node on which actors leave no room for such tasks is passed over. For another node this is known once it has returned some.
+*Inputs* lie on another node: the task is sent there, rather than its inputs here, if it can start sooner. To fetch an input takes its bytes
+over the bandwidth; there, a task waits for what this node has given that node before. The home knows both. What is not sent waits here as
+any other task.
+
+Tasks of placement groups go to the bundles of their group (``group_tasks``).
 """
 
 from __future__ import annotations
 
-from zfabric.machines.common.resources import ResourcePool, covers, describe
-from zfabric.machines.local_scheduler.nodes.delegations import Delegations
-from zfabric.machines.local_scheduler.nodes.reclaiming import FULL_SECONDS
-from zfabric.machines.local_scheduler.records import READY, NodeRecord, ShapeQueue, TaskRecord
+from collections import Counter
+from collections.abc import Iterable
+
+from zfabric.machines.common.resources import covers, describe
+from zfabric.machines.local_scheduler.nodes.delegations import Delegations, is_own_work
+from zfabric.machines.local_scheduler.records import READY, Elsewhere, NodeRecord, ShapeQueue, Stored, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
-from zfabric.protocol.options import HERE, NODE_ID, Strategy, accepts, describe_strategy
+from zfabric.protocol.options import HERE, NODE_ID, RESOURCE_UNIT, Strategy, accepts, describe_strategy
 
 SOFT_ADVICE = "soft=True runs it elsewhere"
 TRIED_MOST = 16
 """Tasks by which a node is tried that had no room."""
+FULL_SECONDS = 1.0
+"""A node that had no room for a demand beside its actors is not given tasks of it for this long, but for a few to try."""
 
 
-class Strategies:
-    """Deals out tasks with strategies, over the shared tables."""
+class Placement:
+    """Chooses nodes for tasks of this home, over the shared tables."""
 
-    def __init__(self, tables: Tables, pool: ResourcePool, outcomes: Outcomes, delegations: Delegations) -> None:
+    def __init__(self, tables: Tables, outcomes: Outcomes, delegations: Delegations) -> None:
         self.tables = tables
-        self.pool = pool
         self.outcomes = outcomes
         self.delegations = delegations
         self._dealt = 0
@@ -35,7 +44,41 @@ class Strategies:
         self.holding = False
         """Whether tasks wait since no node has room for them."""
 
-    def end_of_turn(self, now: float) -> None:
+    # -- by their inputs --
+
+    def send_to_inputs(self, now: float) -> None:
+        """Look at the tasks with inputs that became ready in this turn."""
+        for task in self.outcomes.take_with_inputs():
+            queue = self.tables.queue_of(task)
+            if task.state != READY or queue.for_life or not is_own_work(queue):
+                continue
+            node = self._node_of_inputs(task)
+            if node is None or (self.tables.runs_once(task) and self.delegations.room_for_once(queue, node) <= 0):
+                continue
+            if queue.demand not in node.full and self.delegations.may_travel(task):
+                task.assign(node)
+                queue.stop_one()  # It is still in the queue, where it is skipped.
+                self.delegations.send(queue, node, [task])
+                self.tables.counts["sent_to_inputs"] += 1
+
+    def _node_of_inputs(self, task: TaskRecord) -> NodeRecord | None:
+        """The node with most bytes of a task's inputs, if the task can start there before those can be here."""
+        bytes_at = bytes_by_node(self.tables, dict.fromkeys(task.row[3]))
+        here = bytes_at.pop(self.tables.node, 0)
+        place = max(bytes_at, key=lambda each: bytes_at[each], default=b"")
+        node = self.tables.nodes.get(place)
+        if node is None or not node.is_ready or node.draining:
+            return None
+        whole, bandwidth = bytes_at.total() + here, self.tables.config.node_bandwidth
+        saved = (bytes_at[place] - here) / bandwidth
+        cpus = max(1.0, node.resources.get("CPU", 0) / RESOURCE_UNIT)
+        queued = len(node.inflight) // cpus * (task.function.mean or 0.0)
+        there = max(queued, (whole - bytes_at[place]) / bandwidth)
+        return node if saved > self.tables.config.spill_after and there < (whole - here) / bandwidth else None
+
+    # -- by their options --
+
+    def deal_out(self, now: float) -> None:
         """Deal out the tasks of all queues that are away."""
         self.holding = False
         for queue in [queue for queue in self.tables.queues.values() if queue.away and queue.group is None]:
@@ -57,11 +100,12 @@ class Strategies:
             self._nowhere(queue, hard, now)
             return
         others = [node for node in nodes if _is_able(node, queue)]
-        if _on_node(hard) and not others and all(map(_is_ready, nodes)) and not (here and self.pool.fits_total(queue.demand)):
+        fits_here = here and self.tables.pool.fits_total(queue.demand)
+        if _on_node(hard) and not others and not fits_here and all(node.is_ready for node in nodes):
             text = f"{describe_strategy(queue.strategy)}, which does not have {describe(queue.demand)}: {SOFT_ADVICE}"
             self._fail(queue, text)
             return
-        here = here and (self.pool.fits_total(queue.demand) or not others)
+        here = fits_here or (here and not others)
         if not others and not here:
             queue.infeasible_since = now if queue.infeasible_since is None else queue.infeasible_since
             return  # None of them has enough, or has registered yet.
@@ -69,7 +113,7 @@ class Strategies:
         soft = [term for term in queue.strategy if term[0] == "soft"]
         able = [*others, *((None,) if here else ())]
         preferred = [node for node in able if accepts(self.tables.labels if node is None else node.labels, soft)]
-        if soft and not preferred and any(accepts(node.labels, soft) for node in nodes if not _is_ready(node)):
+        if soft and not preferred and any(accepts(node.labels, soft) for node in nodes if not node.is_ready):
             return  # A node that they prefer is about to register: it has just joined, or its daemon is restarted.
         roomy = [node for node in preferred if self._has_room(node, queue)]
         second = not roomy and bool(soft)
@@ -116,14 +160,13 @@ class Strategies:
         for task in [task for task in queue if task.state == READY]:
             self.outcomes.fail(task, "TaskUnschedulableError", f"{task.name} may run on another node only, and {why_it_stays(task)}", ())
 
-    def take_back(self, queue: ShapeQueue) -> None:
+    def deal_anew(self, queue: ShapeQueue) -> None:
         """Have tasks that were dealt to this node dealt out anew."""
         self._move(queue, queue.strategy[1:])
 
     def _move(self, queue: ShapeQueue, strategy: Strategy) -> None:
         """Move what is left to another queue: one whose tasks stay on this node, or one that is placed as if it had no strategy."""
-        moved = self.tables.queue_for(queue.job, (*queue.shape[:5], strategy))
-        queue.move_to(moved)
+        queue.move_to(self.tables.queue_like(queue, strategy))
 
     def _nowhere(self, queue: ShapeQueue, hard: list[tuple[str, str, str, tuple[str, ...]]], now: float) -> None:
         """Fail tasks for a node that does not exist; those for labels wait for a node that has them."""
@@ -150,11 +193,16 @@ def _on_node(hard: list[tuple[str, str, str, tuple[str, ...]]]) -> bool:
 
 def _is_able(node: NodeRecord, queue: ShapeQueue) -> bool:
     """Whether a node has registered, and has what the tasks of a queue ask for."""
-    return _is_ready(node) and covers(node.resources, queue.demand)
+    return node.is_ready and covers(node.resources, queue.demand)
 
 
-def _is_ready(node: NodeRecord) -> bool:
-    return node.process is not None and node.process.ready
+def bytes_by_node(tables: Tables, object_ids: Iterable[bytes]) -> Counter[bytes]:
+    """How many bytes of large values these objects have, by the node where they are; this one is named, too."""
+    found: Counter[bytes] = Counter()
+    for record in map(tables.find, object_ids):
+        if record is not None and isinstance(record.value, Stored | Elsewhere):
+            found[record.value.place if isinstance(record.value, Elsewhere) else tables.node] += record.value.size
+    return found
 
 
 def was_dealt(strategy: Strategy) -> bool:

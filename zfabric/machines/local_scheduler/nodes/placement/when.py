@@ -1,0 +1,293 @@
+"""When tasks leave this node: what is done for those that wait here, or can never run here.
+
+A global scheduler is asked for nodes where the tasks of a queue would start sooner, or could run at all (``Place``). A queue asks once it
+has waited for ``spill_after`` and will not be empty soon, and at once if this node can never meet its demand. The answer is for a number of
+tasks, not for certain ones: the last tasks of the queue at that time are sent away, and this node's own share stays. The question and the
+answer may be lost, or come twice. An unanswered question is asked again elsewhere, and of several answers only the first counts. A queue
+for which no other node is named waits twice as long each time. If no node can meet its demand, the driver is warned, or its tasks fail.
+
+This node's share of tasks that were spread, or prefer labels, waits here for a second, and is then placed as other tasks are: what it waits
+for may be long.
+
+Where tasks wait for what actors hold, processes are asked to collect handles that nobody can use any more (``Starvation``).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import islice
+from typing import NamedTuple
+from zlib import crc32
+
+from zfabric.machines.common.resources import describe, describe_node
+from zfabric.machines.local_scheduler.nodes.delegations import Delegations, is_own_work
+from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats, mean_of
+from zfabric.machines.local_scheduler.nodes.placement.where import bytes_by_node
+from zfabric.machines.local_scheduler.records import HOSTING, READY, STARTING, ShapeQueue
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import Address
+from zfabric.protocol.messages import FOR_LIFE
+from zfabric.protocol.options import HERE, describe_strategy, only_prefers
+
+WORTH_SECONDS = 50e-6
+"""Shorter tasks stay: a delegated task costs both daemons about as much."""
+STAY_SECONDS = 1.0
+"""How long a queue is left alone of which no task could be sent (each may only run here), or whose tasks were dealt to this node."""
+DOUBLED_MOST = 5
+"""How often the time is doubled after which a queue asks again: to 32 times ``spill_after``, 0.64 s."""
+LOOKED_AT = 16
+"""Tasks of a queue whose inputs are measured to estimate those of all."""
+
+
+class _Question(NamedTuple):
+    """A question to a global scheduler that was not answered yet."""
+
+    asked: float
+    times: int
+
+
+class _Wait(NamedTuple):
+    """Since when a queue waits, or when it was looked at last, with its first task then."""
+
+    since: float
+    first: bytes
+    doubled: int = 0
+    """How often no other node was named for it, one time after the other."""
+    answered: bool = False
+    """Whether a global scheduler has answered before."""
+
+
+class PlacementRequests:
+    """Asks global schedulers about queues, over the shared tables."""
+
+    def __init__(self, tables: Tables, outcomes: Outcomes, delegations: Delegations, heartbeats: Heartbeats) -> None:
+        self.tables = tables
+        self.outcomes = outcomes
+        self.delegations = delegations
+        self.heartbeats = heartbeats
+        self.unmet = False
+        """Whether there is a queue with a demand that this node cannot meet, or may not."""
+        self._waits: dict[int, _Wait] = {}
+        """Queues that have tasks, by token."""
+        self._asked: dict[int, _Question] = {}
+        """Queues that a global scheduler was asked about."""
+        self._first = crc32(tables.node)
+        """Selects the global scheduler that this node asks first: the nodes share them evenly."""
+
+    # -- demands that this node cannot meet --
+
+    def find_unmet(self, now: float) -> None:
+        """Note which demands this node cannot meet, and since when. Without other nodes, ask its own global scheduler about them."""
+        tables = self.tables
+        rows = []
+        self.unmet = False
+        for queue in tables.queues.values():
+            if queue.away:
+                self.unmet |= queue.infeasible_since is not None
+                continue  # Its tasks are dealt out by their strategy.
+            if queue.feasible is None:
+                queue.feasible = queue.pool.fits_total(queue.demand)
+            if queue.feasible:
+                continue
+            self.unmet = True
+            if not queue.drop_stale():  # Nothing else takes out those that were stopped.
+                queue.infeasible_since = None
+                continue
+            if queue.infeasible_since is None:
+                queue.infeasible_since = now
+            if (not queue.placed or tables.config.infeasible == "raise") and not tables.nodes:  # Else ``ask`` does.
+                queue.placed = True
+                rows.append((queue.token, queue.demand, len(queue), 0.0, ()))
+        if rows:
+            tables.send(tables.placers[0], m.Place(tuple(rows)))
+
+    def tick(self, now: float) -> None:
+        """Warn drivers of demands that no node meets, once per demand."""
+        for queue in self.tables.queues.values():
+            since = queue.infeasible_since
+            if since is None or queue.warned or now < since + self.tables.config.infeasible_warning:
+                continue
+            task = next((task for task in queue if task.state == READY), None)
+            if task is None:
+                continue  # All of them were stopped in this turn: warn of the next one.
+            queue.warned = True
+            driver = queue.job.driver
+            if driver is not None:
+                where = describe_strategy(queue.strategy)
+                text = (
+                    f"{task.name} asks for {describe(queue.demand)}{where and ' '}{where}, which no node has "
+                    f"(this one has {describe_node(tuple(sorted(self.tables.pool.total.items())))}); it stays pending until one joins that "
+                    "does. Ask for less, add a node that has it, or set config infeasible='raise' to get an error instead."
+                )
+                self.tables.send_to_client(driver, m.Notice("warning", text))
+
+    # -- questions --
+
+    def ask(self, now: float) -> None:
+        """Ask about the queues that have waited long enough. Called at the end of each turn if there are other nodes."""
+        tables = self.tables
+        if not (self._waits or self._asked or any(tables.queues.values())):
+            return
+        waiting = {queue.token: queue for queue in tables.queues.values() if queue and (is_own_work(queue) or _was_dealt(queue))}
+        self._asked = {token: question for token, question in self._asked.items() if token in waiting}
+        self._waits = {token: self._waits.get(token) or _begin(now, queue) for token, queue in waiting.items()}
+        questions: defaultdict[Address, list[m.Row]] = defaultdict(list)
+        for token, queue in waiting.items():
+            times = self._due(queue, now)
+            if times is not None:
+                self._asked[token] = _Question(now, times)
+                seconds = FOR_LIFE if queue.actors else mean_of(queue) or 0.0
+                placer = tables.placers[(self._first + times) % len(tables.placers)]
+                questions[placer].append((token, queue.demand, len(queue), seconds, self._inputs(queue)))
+        for placer, rows in questions.items():
+            self.heartbeats.send(placer)
+            tables.send(placer, m.Place(tuple(rows)))
+
+    def _due(self, queue: ShapeQueue, now: float) -> int | None:
+        """How often a queue was asked about without an answer, if it is to be asked about now; else None."""
+        question = self._asked.get(queue.token)
+        if question is not None:
+            return question.times + 1 if now >= question.asked + self.tables.config.placer_patience else None
+        wait = self._waits[queue.token]
+        if now < self._ask_at(wait) and (queue.feasible is not False or wait.answered):
+            return None
+        if queue.feasible is not False and (
+            self._has_room_for(queue) if queue.actors else queue.first.id != wait.first and self._ends_soon(queue)
+        ):
+            self._waits[queue.token] = _begin(now, queue)
+            return None
+        return 0
+
+    def _ask_at(self, wait: _Wait) -> float:
+        return float(wait.since + self.tables.config.spill_after * 2**wait.doubled)
+
+    def _has_room_for(self, queue: ShapeQueue) -> bool:
+        """Whether an actor waits for nothing but a process of this node."""
+        return queue.pool.fits(queue.demand)
+
+    def _ends_soon(self, queue: ShapeQueue) -> bool:
+        """Whether this node will have begun all tasks of a queue before others could, or they are too short to be sent."""
+        mean = mean_of(queue)
+        if mean is None:
+            return False
+        total = self.tables.pool.total
+        slots = max(1, min((total.get(name, 0) // amount for name, amount in queue.demand if amount > 0), default=1))
+        return mean < WORTH_SECONDS or mean * len(queue) / slots < self.tables.config.spill_after
+
+    def _inputs(self, queue: ShapeQueue) -> m.Rows:
+        """How many bytes of large values a task of a queue reads on average, by the node where they are."""
+        tasks = list(islice(reversed(queue), LOOKED_AT))
+        found = bytes_by_node(self.tables, [object_id for task in tasks for object_id in task.row[3]])
+        return tuple((node, size // len(tasks)) for node, size in found.items())
+
+    # -- answers --
+
+    def on_placed(self, now: float, source: Address, message: m.Placed) -> None:
+        """Nodes where tasks of some queues are to run."""
+        tables = self.tables
+        for token, places in message.rows:
+            queue = tables.queues.get(token)
+            if self._asked.pop(token, None) is None and tables.nodes:
+                continue  # Another global scheduler has answered before.
+            if queue is None:
+                continue
+            if not tables.pool.fits_total(queue.demand):
+                self._answer_unmet(queue, bool(places))
+            known = [(tables.nodes[node], count) for node, count in places if node in tables.nodes]
+            elsewhere = [(node, count) for node, count in known if not node.draining]
+            given = sum(self.delegations.give(queue, node, count, now) for node, count in elsewhere if node.is_ready)
+            wait = self._waits.get(token)
+            if queue and wait is not None:
+                doubled = 0 if elsewhere else min(wait.doubled + 1, DOUBLED_MOST)
+                since = now if given or not elsewhere else now + STAY_SECONDS
+                self._waits[token] = _Wait(since, queue.first.id, doubled, answered=True)
+
+    def _answer_unmet(self, queue: ShapeQueue, somewhere: bool) -> None:
+        """Note that some node could run tasks of a shape, or fail them if none can and the settings say so."""
+        if somewhere:
+            queue.infeasible_since = None
+        elif self.tables.config.infeasible == "raise":
+            for task in list(queue):
+                if task.state == READY:
+                    text = f"no node will ever have what {task.name} asks for: {describe(queue.demand)}"
+                    self.outcomes.fail(task, "TaskUnschedulableError", text, ())
+
+    def next_deadline(self) -> float | None:
+        """When a queue will have waited long enough, a question is to be repeated, or a driver is to be warned."""
+        due: list[float] = []
+        config = self.tables.config
+        if self.tables.nodes and (self._waits or self._asked):
+            due += [self._ask_at(wait) for token, wait in self._waits.items() if token not in self._asked]
+            due += [question.asked + config.placer_patience for question in self._asked.values()]
+        if self.unmet:
+            due += [
+                queue.infeasible_since + config.infeasible_warning
+                for queue in self.tables.queues.values()
+                if not queue.feasible and queue.infeasible_since is not None and not queue.warned
+            ]
+        return min(due, default=None)
+
+
+def _begin(now: float, queue: ShapeQueue) -> _Wait:
+    return _Wait(now + STAY_SECONDS if queue.strategy else now, queue.first.id)
+
+
+def _was_dealt(queue: ShapeQueue) -> bool:
+    """Whether a queue has this node's share of tasks that were spread, or prefer labels."""
+    return queue.strategy[:1] == HERE and only_prefers(queue.strategy) and not queue.delegated and not queue.shared
+
+
+class Starvation:
+    """Requests collections while demands wait for resources of actors, over the shared tables.
+
+    A handle in a reference cycle retains its actor, with its resources, until Python's collector runs. The collector counts objects, not
+    CPUs. So a collection is requested while something waits for resources. It costs a process time in proportion to its objects, and most
+    often the actors are wanted. So each pause between two requests is half as long again as the wait so far.
+    """
+
+    def __init__(self, tables: Tables, dispatcher: Dispatcher) -> None:
+        self.tables = tables
+        self.dispatcher = dispatcher
+        self.since: float | None = None
+        """Since when demands have waited in every turn. Whether actors hold those resources is checked only when a request is due."""
+        self._due = 0.0
+
+    def end_of_turn(self, now: float) -> None:
+        """Note whether a demand waits."""
+        if not self.dispatcher.starved:
+            self.since = None
+        elif self.since is None:
+            self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        self.since, self._due = now, now + self.tables.config.collect_seconds
+
+    def next_deadline(self) -> float | None:
+        """When the next request is due, if actors hold what the demands need."""
+        return self._due if self.since is not None else None
+
+    def tick(self, now: float) -> None:
+        """Request a collection from all processes, if demands wait for resources of actors."""
+        if self.since is None or now < self._due:
+            return
+        if not self._actors_hold_it():
+            self._begin(now)
+            return
+        self._due = now + max(self.tables.config.collect_seconds, (now - self.since) * 1.5)
+        self.tables.counts["collections"] += 1
+        for worker in self.tables.workers.values():
+            if worker.state != STARTING:
+                self.tables.send_to_control(worker, m.CollectGarbage())
+        for job in self.tables.jobs.values():
+            if job.driver is not None:
+                self.tables.send_to_client(job.driver, m.CollectGarbage())
+
+    def _actors_hold_it(self) -> bool:
+        held = {name for worker in self.tables.workers.values() if worker.state == HOSTING for name, _ in worker.demand}
+        if not held:
+            return False
+        waiting = [queue for queue in self.tables.queues.values() if queue and not queue.leased and queue.feasible]
+        return any(name in held for queue in waiting if not queue.pool.fits(queue.demand) for name, _ in queue.demand)
