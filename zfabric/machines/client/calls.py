@@ -20,7 +20,7 @@ from zfabric.machines.client.queries import Queries
 from zfabric.machines.client.references import ReceivedReferences
 from zfabric.machines.client.retention import RetainedObjects
 from zfabric.machines.client.shared_results import SharedResults
-from zfabric.machines.client.targets import PendingCalls, Target
+from zfabric.machines.client.targets import ASKED, RECORDED, UNASKED, PendingCalls, Target
 from zfabric.machines.client.unread import UnreadFailures
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
@@ -75,8 +75,8 @@ class Calls:
         self._entries = objects.entries
         self._outbox = outbox
         self._queries = queries
-        self._several = pending.several
-        self._streams = pending.streams
+        self._records = pending
+        self._extras = pending.extras
         self._references = references
         self._retained = retained
         self._unread = unread
@@ -88,9 +88,7 @@ class Calls:
         self.gone: list[bytes] = []
         """Incarnations without living actors: the shell closes its links to them."""
         self._locations: dict[bytes, tuple[bytes, int]] = {}
-        """(incarnation, attempt) of each actor called, with open links."""
-        self._held: dict[bytes, tuple[bytes, ...]] = {}
-        """Refs that each call holds until its outcome."""
+        """Location of each actor that this process has called: (incarnation, attempt). The links to these incarnations are open."""
         self.blocked: dict[Target, None] = {}
         """Actors whose first call of a lane waits for arguments."""
         self.awaited: dict[bytes, dict[bytes, None]] = {}
@@ -100,17 +98,9 @@ class Calls:
         self.delayed: dict[Target, None] = {}
         """Actors with calls that wait for a location, arguments, or the scheduler."""
         self._barriers: dict[int, list[bytes]] = {}
-        """Calls by query: its answer shows that the scheduler has received all to which they refer."""
-        self._asked: set[bytes] = set()
-        """Calls with an unanswered query."""
+        """Calls that wait for the answer to each query. It shows that the scheduler has received everything to which they refer."""
         self._to_ask: list[bytes] = []
-        """Calls of ``_asked`` that share the query of the next frame."""
-        self._confirmed: set[bytes] = set()
-        """Calls whose query was answered."""
-        self._stopped: dict[bytes, str] = {}
-        """Sent calls to be stopped, with the reason; they are not repeated."""
-        self._limited: set[bytes] = set()
-        """Pending calls with a timeout: they may end without running."""
+        """Calls that wait for the answer to a query which leaves with the next frame: one query for all."""
         self._ahead: list[Send] = []
         """Messages to send ahead of calls."""
         self._orders: list[Send] = []
@@ -163,22 +153,22 @@ class Calls:
         if returns == 1:
             self._entries[identifier] = row
         else:
-            self._several[call_id] = returns
+            self._records.extras_of(call_id).returns = returns
             for index in range(returns):
                 self._entries[call_value(call_id, index)] = ObjectEntry(1, PENDING, None, None)
         self.pending[call_id] = target
         if len(row) > 3:
+            extras = self._records.extras_of(call_id)
             contained = option(row[CALL_OPTIONS], "contains", ())
-            self._held[call_id] = row[DEPENDENCIES] + contained
-            for needed in self._held[call_id]:
+            extras.held = row[DEPENDENCIES] + contained
+            for needed in extras.held:
                 self._references.add(needed)
             self.results.share(contained)
             self._unread.expected(contained)
             if option(row[CALL_OPTIONS], "timeout") is not None or option(row[CALL_OPTIONS], "run_timeout") is not None:
-                self._limited.add(call_id)
-            ahead = option(row[CALL_OPTIONS], "stream")
-            if ahead is not None:
-                self._streams[call_id] = ahead
+                extras.limited = True
+            extras.ahead = option(row[CALL_OPTIONS], "stream")
+            if extras.ahead is not None:
                 self.results.expect(identifier, target)
         if target.state == ALIVE and len(row) == 3 and not target.lanes:
             self._send(target, row)
@@ -236,7 +226,8 @@ class Calls:
                 continue
             if target.state == DEAD:
                 row = lane.popleft()
-                self._fail(target, row, UNKNOWN if row[0] in target.tried else NOT_RUN)
+                extras = self._extras.get(row[0])
+                self._fail(target, row, NOT_RUN if extras is None or extras.tried is None else UNKNOWN)
                 continue
             if target.state != ALIVE:
                 return
@@ -284,13 +275,14 @@ class Calls:
                 for identifier, value in zip(row[DEPENDENCIES], values, strict=True):
                     if value is None:
                         self._arguments.report(identifier)
-        needs_confirmation = None in values or option(row[CALL_OPTIONS], "contains") or row[0] in self._streams
-        if needs_confirmation and row[0] not in self._confirmed:
-            if row[0] not in self._asked:
-                self._asked.add(row[0])
+        extras = self._records.extras_of(row[0])
+        needs_answer = None in values or option(row[CALL_OPTIONS], "contains") or extras.ahead is not None
+        if needs_answer and extras.recorded != RECORDED:
+            if extras.recorded == UNASKED:
+                extras.recorded = ASKED
                 self._to_ask.append(row[0])
             return b""
-        self._confirmed.discard(row[0])
+        extras.recorded = UNASKED
         self._send(target, (*row[:VALUES], values, row[CALL_OPTIONS]))
         return None
 
@@ -347,10 +339,9 @@ class Calls:
         if calls is None:
             return False
         for call_id in calls:
-            self._asked.discard(call_id)
             target = self.pending.get(call_id)
             if target is not None:
-                self._confirmed.add(call_id)
+                self._records.extras_of(call_id).recorded = RECORDED
                 if call_id in target.parked:
                     self._try_parked(call_id)
                 else:
@@ -396,7 +387,7 @@ class Calls:
             self._advance(target)
             self.progress()
         elif target.incarnation:
-            self._stopped[call_id] = reason
+            self._records.extras_of(call_id).stopped = reason
             if target.address[:1] == ACTOR:
                 self._orders.append(Send(CONTROL + control_of(target.incarnation), m.StopCall(call_id, reason)))
             else:
@@ -476,7 +467,7 @@ class Calls:
 
         ``is_local``: this process made the outcomes, so the scheduler has recorded none.
         """
-        pending, held = self.pending, self._held
+        pending, extras = self.pending, self._extras
         entries, watchers = self._entries, self._objects.watchers
         for call_id, status, outputs in rows:
             target = pending.get(call_id)
@@ -497,20 +488,8 @@ class Calls:
                 entries[identifier] = outputs[0]  # The commonest outcome, in place.
             else:
                 self._settle(call_id, status, outputs, is_local)
-            if self._streams:
-                self._streams.pop(call_id, None)
-            if held and call_id in held:
-                self._objects.dropped.extend(held.pop(call_id))
-            if target.tried:
-                target.tried.pop(call_id, None)
-            if self._stopped:
-                self._stopped.pop(call_id, None)
-            if self._limited:
-                self._limited.discard(call_id)
-            if self._confirmed:
-                self._confirmed.discard(call_id)
-            if self._several:
-                self._several.pop(call_id, None)
+            if extras and call_id in extras:
+                self._objects.dropped.extend(extras.pop(call_id).held)
             del pending[call_id]
             if self.awaited and call_id in self.awaited:
                 self.news.append(call_id)
@@ -553,7 +532,8 @@ class Calls:
 
     def _settle(self, call_id: bytes, status: int, outputs: Row, is_local: bool) -> None:
         results, references = self.results, self._references
-        count = self._several.get(call_id, 1)
+        extras = self._extras.get(call_id)
+        count = 1 if extras is None else extras.returns
         if status != OK:
             self._note_failure(call_id, status, outputs)
         if status != OK and outputs:
@@ -591,10 +571,12 @@ class Calls:
 
     def _note_failure(self, call_id: bytes, status: int, outputs: Row) -> None:
         unread, target = self._unread, self.pending[call_id]
-        unread.read(self._held.get(call_id, ()))  # The call fails with their failures.
+        extras = self._extras.get(call_id)
+        if extras is not None:
+            unread.read(extras.held)  # The call fails with their failures.
         if target.state == DEAD:
             unread.expected((target.handle,))  # The call fails with the failure of the handle.
-        names = [call_value(call_id, index) for index in range(self._several.get(call_id, 1))]
+        names = self._records.values_of(call_id)
         if self.results.ids.isdisjoint(names):  # Otherwise other processes receive the failure, too.
             unread.arrived(
                 call_id, status, outputs, [each for each in names if (entry := self._objects.entry(each)) is not None and entry.refs > 0]
@@ -663,9 +645,10 @@ class Calls:
             self._full[target] = None
         if target.keeps:
             self._receipts[target] = True
-        for call_id, reason in self._stopped.items():
-            if call_id in target.sent:
-                self._orders.append(Send(target.address, m.StopRelayed(target.actor_id, call_id, reason)))
+        for call_id in target.sent if self._extras else ():
+            extras = self._extras.get(call_id)
+            if extras is not None and extras.stopped is not None:
+                self._orders.append(Send(target.address, m.StopRelayed(target.actor_id, call_id, extras.stopped)))
 
     def _interrupted(self, target: Target, executing: bytes, in_order: bool) -> None:
         """Repeat, ask about or fail calls sent to a process that is gone. Unless it ended ``in_order``, some may have run."""
@@ -678,14 +661,16 @@ class Calls:
         again: list[Row] = []
         for index, row in enumerate(rows):
             not_begun = index >= begun or row[0] in unsent
-            if row[0] in self._stopped:
+            extras = self._extras.get(row[0])
+            if extras is not None and extras.stopped is not None:
                 text = f"{row[METHOD]} was cancelled, and its actor's process ended"
                 self.returned(((row[0], FAILED, (pack_failure("TaskCancelledError", text),)),), is_local=True)
             elif not_begun or (target.state != DEAD and self._may_retry(target, row)):
                 again.append(row)
             elif target.keeps and target.state != DEAD:
                 again.append(_outcome_request(row))
-                target.tried.setdefault(row[0], 0)
+                extras = self._records.extras_of(row[0])
+                extras.tried = extras.tried or 0
             else:
                 self._fail(target, row, UNKNOWN)
         target.sent = {}
@@ -695,10 +680,11 @@ class Calls:
         call_id, retries = row[0], target.retries
         if len(row) > 3 and retries != LOGGED:
             retries = option(row[CALL_OPTIONS], "max_retries", retries)
-        tried = target.tried.get(call_id, 0)
+        extras = self._extras.get(call_id)
+        tried = 0 if extras is None else extras.tried or 0
         if 0 <= retries <= tried:
             return False
-        target.tried[call_id] = tried + 1
+        self._records.extras_of(call_id).tried = tried + 1
         return True
 
     def _fail(self, target: Target, row: Row, outcome: str) -> None:
@@ -723,9 +709,9 @@ class Calls:
         return tuple((identifier, target.actor_id) for identifier, target in found if target is not None)
 
     def may_end(self, object_ids: Iterable[bytes]) -> bool:
-        """Whether a call that makes one of these may end without running: by timeout or cancellation."""
-        limited, stopped = self._limited, self._stopped
-        return bool(limited or stopped) and any(each[:TASK_BYTES] in limited or each[:TASK_BYTES] in stopped for each in object_ids)
+        """Whether a call that makes one of these objects may end without running: by its timeout, or because it is cancelled."""
+        found = (self._extras.get(each[:TASK_BYTES]) for each in object_ids) if self._extras else ()
+        return any(extras is not None and (extras.limited or extras.stopped is not None) for extras in found)
 
     def lasting(self, identifier: bytes, lives: Mapping[bytes, Row]) -> bytes | None:
         """The actor whose call makes an object, if only running the call can end it; else None. ``lives``: this process's actors and their
@@ -735,7 +721,7 @@ class Calls:
         target = self.pending.get(call_id)
         if target is None or target.actor_id in self.killed or self.may_end((identifier,)):
             return None
-        if call_id in self._streams and identifier != call_id + CALL_RETURN:
+        if self._records.ahead_of(call_id) is not None and identifier != call_id + CALL_RETURN:
             return None  # That value may exist, and be on its way, while the call goes on.
         known = lives.get(target.actor_id)
         return None if known is not None and target.incarnation and known[1] != target.attempt else target.actor_id
@@ -758,7 +744,8 @@ class Calls:
             return "waiting", target.actor_id, f"{method} waits for {len(missing)} of its arguments, such as {brief(missing[0])}"
         if target.state == CREATING:
             return "waiting", target.actor_id, f"{method} waits until the actor is made"
-        if call_id in target.parked or call_id in self._asked:
+        extras = self._extras.get(call_id)
+        if call_id in target.parked or (extras is not None and extras.recorded == ASKED):
             return "waiting", target.actor_id, f"{method} waits until the scheduler has recorded the refs among its arguments"
         return "waiting", target.actor_id, f"{method} waits behind a call whose arguments are not there yet"
 

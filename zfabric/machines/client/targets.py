@@ -29,7 +29,6 @@ class Target:
         "retries",
         "sent",
         "state",
-        "tried",
         "unacknowledged",
         "unordered",
     )
@@ -60,9 +59,7 @@ class Target:
         self.repeated: set[bytes] = set()
         """Calls of ``outbox`` that were sent to this life before, by way of an earlier daemon."""
         self.leaving = False
-        """Whether the last handle was dropped: its ref is released after the last outcome."""
-        self.tried: dict[bytes, int] = {}
-        """Number of repeats of each call."""
+        """Whether the program has dropped its last handle: the handle's ref is released once the last call has an outcome."""
         self.unacknowledged: list[bytes] = []
         """Calls whose outcomes have arrived unacknowledged, if the actor retains them."""
 
@@ -104,20 +101,54 @@ class Target:
             self.lane(row).appendleft(row)
 
 
+UNASKED, ASKED, RECORDED = range(3)
+"""Whether the scheduler was asked for an answer that shows that it has recorded what a call refers to, and has given it."""
+
+
+class CallExtras:
+    """Fields that only some calls need: those with options, refs in their arguments, or not exactly one value; and repeated ones."""
+
+    __slots__ = ("ahead", "held", "limited", "recorded", "returns", "stopped", "tried")
+
+    def __init__(self) -> None:
+        self.returns = 1
+        """Number of its values."""
+        self.ahead: int | None = None
+        """How many values its stream may be ahead of its consumer (0: as configured); None if it makes no stream."""
+        self.held: tuple[bytes, ...] = ()
+        """Refs that it holds until its outcome arrives."""
+        self.limited = False
+        """Whether it has a timeout, so that it may end without running."""
+        self.recorded = UNASKED
+        """How far the scheduler's answer is that it may have to wait for, before it is sent to the present incarnation."""
+        self.stopped: str | None = None
+        """The reason if it was sent and is to be stopped: then it is not repeated."""
+        self.tried: int | None = None
+        """How often it was repeated; None if it cannot have run before."""
+
+
 class PendingCalls:
-    """Pending calls of this process, and their values. Only ``Calls`` changes it."""
+    """Calls of this process that have no outcome. Only ``Calls`` changes it."""
 
     def __init__(self) -> None:
         self.targets: dict[bytes, Target] = {}
-        self.several: dict[bytes, int] = {}
-        """Number of values of each call without exactly one."""
-        self.streams: dict[bytes, int] = {}
-        """By call that makes a stream: how many values it may be ahead of its consumer (0: as configured)."""
+        """The actor of each call."""
+        self.extras: dict[bytes, CallExtras] = {}
+        """The extra fields of those calls that need them."""
+
+    def extras_of(self, call_id: bytes) -> CallExtras:
+        """The extra fields of a call, made on first use."""
+        extras = self.extras.get(call_id)
+        if extras is None:
+            extras = self.extras[call_id] = CallExtras()
+        return extras
 
     def values_of(self, call_id: bytes) -> list[bytes]:
-        """Value ids of a call."""
-        return [call_value(call_id, index) for index in range(self.several.get(call_id, 1))]
+        """Ids of the values of a call."""
+        extras = self.extras.get(call_id)
+        return [call_value(call_id, index) for index in range(1 if extras is None else extras.returns)]
 
     def ahead_of(self, call_id: bytes) -> int | None:
-        """How many values a call's stream may be ahead; None without a stream."""
-        return self.streams.get(call_id)
+        """How many values the stream of a call may be ahead; None if it makes no stream."""
+        extras = self.extras.get(call_id)
+        return None if extras is None else extras.ahead
