@@ -159,6 +159,15 @@ def covers(total: Mapping[str, int], demand: Demand) -> bool:
     return all(total.get(name, 0) >= amount for name, amount in demand)
 
 
+def count_fitting(total: Mapping[str, int], demand: Demand, of_nothing: int) -> int:
+    """How many times a demand fits in ``total``; ``of_nothing`` times if it asks for nothing.
+
+    >>> count_fitting({"CPU": 40_000, "GPU": 10_000}, (("CPU", 5000), ("GPU", 5000)), 1)
+    2
+    """
+    return min((total.get(name, 0) // amount for name, amount in demand if amount > 0), default=of_nothing)
+
+
 def describe(demand: Demand) -> str:
     """A demand as text, such as "1 CPU, 2.0 GiB memory"."""
     return ", ".join(quantity(name, amount / RESOURCE_UNIT) for name, amount in demand) or "nothing"

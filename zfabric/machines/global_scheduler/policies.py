@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from heapq import heapify, heapreplace
 from typing import NamedTuple, Protocol
 
+from zfabric.machines.common.resources import count_fitting
 from zfabric.protocol.ids import Address
 from zfabric.protocol.options import RESOURCE_UNIT, Demand
 
@@ -70,8 +71,7 @@ class NodeView:
         """Tasks that could start now: none if others wait."""
         if self.queued:
             return 0
-        counts = [self.available.get(name, 0) // amount for name, amount in demand if amount > 0]
-        return max(0, min(counts, default=0) - self.placed)
+        return max(0, count_fitting(self.available, demand, 0) - self.placed)
 
     def room_for(self, demand: Demand) -> int:
         """Actors that the others leave room for."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from zfabric.config import ROWS_MAX
+from zfabric.machines.common.resources import count_fitting
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.receipts import Receipts
@@ -95,8 +96,7 @@ class Delegations:
         """
         if queue.only or queue.group is not None:
             return ROWS_MAX
-        slots = min((node.resources.get(name, 0) // amount for name, amount in queue.demand if amount > 0), default=0)
-        return max(1, slots) - len(node.inflight)
+        return max(1, count_fitting(node.resources, queue.demand, 0)) - len(node.inflight)
 
     def waits_for_room(self, queue: ShapeQueue, nodes: Iterable[NodeRecord | None]) -> bool:
         """Whether what is left of a queue must not run twice, and waits until one of these nodes can begin it."""

@@ -7,9 +7,7 @@ among the nodes, by the room that each has in its bundles.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from zfabric.machines.common.resources import describe
+from zfabric.machines.common.resources import count_fitting, describe
 from zfabric.machines.local_scheduler.group_records import KnownGroup, excess
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
 from zfabric.machines.local_scheduler.nodes.placement.where import why_it_stays
@@ -110,7 +108,7 @@ class GroupTasks:
 
         Bundles with what they do not ask for come last, so that an actor without GPUs does not take the CPU beside one.
         """
-        slots = {index: _slots(dict(known.bundles[index]), queue) for index in indexes}
+        slots = {index: max(1, count_fitting(dict(known.bundles[index]), queue.demand, 1)) for index in indexes}
         order = [(excess(known.bundles[index], queue.demand), nth, index) for index in indexes for nth in range(slots[index])]
         row = [known.places[index] for _, _, index in sorted(order)]
         tasks = len(queue)
@@ -139,11 +137,6 @@ class GroupTasks:
     def _fail(self, queue: ShapeQueue, kind: str, text: str) -> None:
         for task in [task for task in queue if task.state == READY]:
             self.outcomes.fail(task, kind, f"{task.name}: {text}", (("function", task.name),))
-
-
-def _slots(bundle: Mapping[str, int], queue: ShapeQueue) -> int:
-    """How many tasks of a queue a bundle can run at once."""
-    return min((bundle[name] // amount for name, amount in queue.demand if amount > 0), default=1) or 1
 
 
 def _described(known: KnownGroup) -> str:

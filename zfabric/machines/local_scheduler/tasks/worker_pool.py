@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zfabric.machines.common.resources import ResourcePool
+from zfabric.machines.common.resources import ResourcePool, count_fitting
 from zfabric.machines.local_scheduler.records import ENDING, HOSTING, IDLE, STARTING, JobRecord, ShapeQueue, WorkerRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol.effects import KillProcess, SpawnWorker
@@ -92,9 +92,7 @@ class WorkerPool:
 
     def _fitting(self, queue: ShapeQueue) -> int:
         """Number of further leases of a queue's demand for which there are resources."""
-        available = dict(queue.pool.available())
-        counts = [available.get(name, 0) // amount for name, amount in queue.demand if amount > 0]
-        return max(1, min(counts)) if counts else self.cpus
+        return max(1, count_fitting(dict(queue.pool.available()), queue.demand, self.cpus))
 
     def _end_one_idle(self, queue: ShapeQueue) -> bool:
         others = [

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import NamedTuple
 from zlib import crc32
 
-from zfabric.machines.common.resources import describe, describe_node
+from zfabric.machines.common.resources import count_fitting, describe, describe_node
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations, is_own_work
 from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats, mean_of
 from zfabric.machines.local_scheduler.nodes.placement.where import bytes_by_node
@@ -173,8 +173,7 @@ class PlacementRequests:
         mean = mean_of(queue)
         if mean is None:
             return False
-        total = self.tables.pool.total
-        slots = max(1, min((total.get(name, 0) // amount for name, amount in queue.demand if amount > 0), default=1))
+        slots = max(1, count_fitting(self.tables.pool.total, queue.demand, 1))
         return mean < WORTH_SECONDS or mean * len(queue) / slots < self.tables.config.spill_after
 
     def _inputs(self, queue: ShapeQueue) -> m.Rows:
