@@ -716,6 +716,33 @@ def test_abandoned_room_between_objects_is_free_again() -> None:
     world.check()
 
 
+def test_abandoned_room_goes_to_nobody_before_what_lies_behind_it_is_sealed() -> None:
+    """A grant inside another one would be taken for that of the object behind it, which would be refused."""
+    world = World(16)
+    writer = world.process(0)
+    token = world.reserve(writer, 3 * 100_000, exact=False)
+    world.settle()
+    granted = writer.answers[token]
+    assert isinstance(granted, m.Granted)
+    size = granted.size - 2 * footprint(100_000) - HEADER_BYTES
+    first, given_up, last = (writer.grants.allocate(each) for each in (100_000, 100_000, size))
+    writer.grants.abandon(given_up)
+    world.seal(writer, object_id(0), first, 100_000)
+    world.write(last, object_id(1), size)
+    writer.grants.finished(last)
+    (row,) = writer.grants.idle()
+    world.send(CLIENT + writer.incarnation, m.ReturnGrant(*row))
+    world.reserve(writer, 100_000)
+    world.settle()
+    world.send(SCHEDULER, m.Sealed(((object_id(1), last, size, writer.incarnation, False),)))
+    world.settle()
+    assert world.lost == {}
+    assert known(world.store) == {object_id(0), object_id(1)}
+    statistics = world.store.statistics()
+    assert (statistics["grants"], statistics["granted"]) == (1, footprint(100_000)), "the new one"
+    assert statistics["used"] == footprint(100_000) + footprint(size)
+
+
 def test_fragmented_room_is_not_searched_after_each_free(monkeypatch: pytest.MonkeyPatch) -> None:
     size, count = 100_000, 400
     world = World(count * footprint(size) // PIECE + 2)

@@ -172,7 +172,7 @@ class ObjectStore:
         for start, size in message.gaps:
             if size > 0 and grant.open.around(start, size) is not None:
                 grant.open.remove(start, size)
-                self._tables.release(start, size, grant.holder)
+                grant.parked.add(start, size)
         grant.returned = True
         grant.end = min(grant.end, used_to)
         if not grant.open.total:

@@ -84,7 +84,7 @@ class StoreEntry:
 class StoreGrant:
     """A range that ``holder`` may write; ``open`` is what has not become an object.
 
-    ``parked`` was objects that are gone. It returns with the grant: grants never overlap, and ranges come back whole.
+    ``parked`` was objects that are gone, or abandoned writes. It returns with the grant: grants never overlap, and ranges come back whole.
     """
 
     __slots__ = ("end", "exact", "holder", "offset", "open", "parked", "recalled", "returned")
