@@ -3,8 +3,8 @@
     python scripts/measures.py [--json]
 
 A line of code is one with a token that is no comment and belongs to no docstring (nor to a string that describes an attribute). Words of
-docstrings are those of all such strings of the package; words of docs are those of Markdown. An attribute of the scheduler's tables is
-written by a file that assigns it or a part of it, deletes it, or calls a method of it that changes it.
+docstrings are those of all such strings of the package and of the simulator; words of docs are those of Markdown. An attribute of the
+scheduler's tables is written by a file that assigns it or a part of it, deletes it, or calls a method of it that changes it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "zfabric"
+SIMULATOR = ROOT / "tests" / "sim"
 SCHEDULER = PACKAGE / "machines" / "local_scheduler"
 SMALL = 60
 """Files with fewer lines of code are small."""
@@ -53,10 +54,9 @@ def code_lines(source: str) -> int:
     return len(lines - prose)
 
 
-def modules(place: Path, without: str = "") -> dict[Path, str]:
+def modules(place: Path) -> dict[Path, str]:
     """The source of each module below ``place``."""
-    files = sorted(place.rglob("*.py"))
-    return {path: path.read_text(encoding="utf-8") for path in files if not without or without not in path.relative_to(ROOT).parts}
+    return {path: path.read_text(encoding="utf-8") for path in sorted(place.rglob("*.py"))}
 
 
 def words(texts: list[str]) -> int:
@@ -111,27 +111,30 @@ def measures() -> dict[str, int]:
     from zfabric.protocol import access, messages
     from zfabric.protocol.ids import LOCAL_SCHEDULER
 
-    package = modules(PACKAGE)
+    package, simulator = modules(PACKAGE), modules(SIMULATOR)
     lines = {path: code_lines(source) for path, source in package.items()}
-    installed = {path: count for path, count in lines.items() if "sim" not in path.relative_to(ROOT).parts}
     scheduler = [count for path, count in lines.items() if path.is_relative_to(SCHEDULER)]
     tables = writers()
     docs = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "perf").rglob("*.md")]
     return {
-        "lines of code, without sim": sum(installed.values()),
-        "files of code, without sim": len(installed),
-        f"files with under {SMALL} lines": sum(0 < count < SMALL for count in installed.values()),
+        "lines of code in the package": sum(lines.values()),
+        "files of code in the package": len(lines),
+        f"files with under {SMALL} lines": sum(0 < count < SMALL for count in lines.values()),
         "lines of code in machines/local_scheduler": sum(scheduler),
         "files in machines/local_scheduler": len(scheduler),
-        "lines of code in sim": sum(lines.values()) - sum(installed.values()),
+        "lines of code in tests/sim": sum(map(code_lines, simulator.values())),
         "lines of code in ray_mode": sum(count for path, count in lines.items() if path.is_relative_to(PACKAGE / "ray_mode")),
         "message types": len(messages.MESSAGES),
         "message types between local schedulers": len(access.FROM_NODES[LOCAL_SCHEDULER]),
         "attributes of the scheduler's tables": len(tables),
         f"of these, written by {SEVERAL} files or more": sum(len(each) >= SEVERAL for each in tables.values()),
-        "words of docstrings": words([str(text.value) for source in package.values() for text in described(ast.parse(source))]),
+        "words of docstrings": words(
+            [str(text.value) for source in (*package.values(), *simulator.values()) for text in described(ast.parse(source))]
+        ),
         "words of docs": words([path.read_text(encoding="utf-8") for path in docs]),
-        "lines of tests": sum(source.count("\n") for source in modules(ROOT / "tests").values()),
+        "lines of tests, without tests/sim": sum(
+            source.count("\n") for path, source in modules(ROOT / "tests").items() if path not in simulator
+        ),
     }
 
 

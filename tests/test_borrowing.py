@@ -9,11 +9,11 @@ import pytest
 from nodes_alone import ABOUT, EXPORTED, HOME_A, HOME_C, INNER, OTHER, PUT, SELF, Executor
 from scheduler_alone import DRIVER, JOB, OWN, died, ref, row, task_id
 
+from tests.sim.variants import applied
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import CLIENT, CONTROL_STORE, LOCAL_SCHEDULER, MEMBER, OBJECT_STORE, SHELL, TRANSFER_AGENT, first_attempt
 from zfabric.protocol.options import RESOURCE_UNIT
-from zfabric.sim.variants import applied
 
 
 @pytest.fixture

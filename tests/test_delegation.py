@@ -10,6 +10,11 @@ from typing import Any
 import pytest
 from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OWN, Node, ref, row, task_id
 
+from tests.sim.network import Faults
+from tests.sim.programs import Program, mix
+from tests.sim.scenarios import STEADY, call, call_on, get, task
+from tests.sim.variants import applied
+from tests.sim.world import World
 from zfabric.config import MiB
 from zfabric.machines.local_scheduler.nodes.placement.back import PATIENCE, RECALL_SECONDS
 from zfabric.machines.local_scheduler.nodes.placement.when import STAY_SECONDS
@@ -34,11 +39,6 @@ from zfabric.protocol.ids import (
     tries_of,
 )
 from zfabric.protocol.options import NODE_ID, ONE_CPU, SPREAD, Demand, Strategy
-from zfabric.sim.network import Faults
-from zfabric.sim.programs import Program, mix
-from zfabric.sim.scenarios import STEADY, call, call_on, get, task
-from zfabric.sim.variants import applied
-from zfabric.sim.world import World
 
 TOOL = CLIENT + b"\x03tool..."
 MEMBERSHIP = {"Join", "Joined", "NodeTable", "RenewLease", "LeaseRenewed"}

@@ -201,8 +201,8 @@ def code_in(page: Path) -> Iterator[tuple[str, str, Path | None]]:
     for line in page.read_text().splitlines():
         heading = re.match(r"#+ (.*)$", line)
         if heading is not None:
-            package = f"zfabric/{heading[1]}"
-            places = (package, *PLACES) if (ROOT / package).is_dir() else PLACES
+            packages = (f"zfabric/{heading[1]}", heading[1])
+            places = (*(each for each in packages if (ROOT / each).is_dir()), *PLACES)
         for path, symbol in re.findall(r"`([\w/.]+\.py)(?::([\w.]+))?`", line):
             found = [ROOT / place / path for place in places]
             yield path, symbol, next((each for each in found if each.is_file()), None)
@@ -237,6 +237,7 @@ def test_the_map_names_every_file() -> None:
     """A file that nobody can find is not worth having: give it a line in docs/architecture.md."""
     named = {source for _, _, source in code_in(ROOT / "docs/architecture.md")}
     files = {path for path in (ROOT / "zfabric").rglob("*.py") if path.name != "__init__.py"} | {ROOT / "zfabric/__init__.py"}
+    files |= {path for path in (ROOT / "tests/sim").rglob("*.py") if path.name != "__init__.py"}
     for stand_ins in ("ray", "without_ray"):  # Each is called as the module of Ray that it stands for.
         files -= set((ROOT / "zfabric/ray_mode" / stand_ins).rglob("*.py"))
     assert {name_of(path) for path in files - named} == set()

@@ -12,15 +12,15 @@ import pytest
 from faults import on_node
 
 import zfabric as zf
+from tests.sim.network import Faults
+from tests.sim.node import node_identifier
+from tests.sim.programs import PLAIN, VOID, Program, mix
+from tests.sim.scenarios import STEADY, call, get, task
+from tests.sim.variants import applied
+from tests.sim.world import World
 from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.protocol import messages as m
 from zfabric.protocol.options import NODE_ID
-from zfabric.sim.network import Faults
-from zfabric.sim.node import node_identifier
-from zfabric.sim.programs import PLAIN, VOID, Program, mix
-from zfabric.sim.scenarios import STEADY, call, get, task
-from zfabric.sim.variants import applied
-from zfabric.sim.world import World
 
 LOST = ("ObjectLostError",)
 

@@ -43,7 +43,6 @@ REVISED = (
     "zfabric/exceptions.py",
     "zfabric/protocol",
     "zfabric/runtime",
-    "zfabric/sim",
     "zfabric/adapters",
     "zfabric/api",
     "zfabric/cli",

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.sim.__main__ import run_seed
+from tests.sim.network import Faults, NodeFaults
+from tests.sim.world import WorldResult
 from zfabric.machines.common.link import Link
 from zfabric.machines.common.node_link import NodeLink
-from zfabric.sim.__main__ import run_seed
-from zfabric.sim.network import Faults, NodeFaults
-from zfabric.sim.world import WorldResult
 
 LOSSY = Faults(loss=0.1, window=2.0)
 SEEDS = 12

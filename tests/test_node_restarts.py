@@ -13,6 +13,9 @@ from faults import descendants, eventually, name_of, on_node
 from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OLD, OWN, Node, Restarted, died, ref, row, task_id
 
 import zfabric as zf
+from tests.sim.programs import ACTOR, Program, mix
+from tests.sim.scenarios import STEADY, get, invoke, task
+from tests.sim.world import World
 from zfabric.machines.common.lineage_blocks import entrusted_row, pack_block, read_block
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.tables import pack_row
@@ -33,9 +36,6 @@ from zfabric.protocol.ids import (
 )
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime.daemon import lease_clock
-from zfabric.sim.programs import ACTOR, Program, mix
-from zfabric.sim.scenarios import STEADY, get, invoke, task
-from zfabric.sim.world import World
 
 TASKS = 150
 

@@ -48,14 +48,19 @@ def test_metadata_is_in_setup_cfg() -> None:
     assert {"joblib", "examples", "test", "dev"} <= set(configuration["options.extras_require"])
 
 
-def test_a_build_holds_every_file_of_the_package(tmp_path: Path) -> None:
-    """Built from a copy: what setuptools leaves behind stays out of the tree."""
+def test_a_build_holds_every_file_of_the_package_and_no_others(tmp_path: Path) -> None:
+    """Built from a copy: what setuptools leaves behind stays out of the tree. The simulator and the measurements lie beside the package."""
     source = tmp_path / "source"
     source.mkdir()
     for name in ("setup.cfg", "pyproject.toml", "README.md"):
         (source / name).write_bytes((ROOT / name).read_bytes())
-    files = {path.relative_to(ROOT) for path in (ROOT / "zfabric").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
-    for path in files:
+
+    def files_of(*places: str) -> set[Path]:
+        found = (path for place in places for path in (ROOT / place).rglob("*"))
+        return {path.relative_to(ROOT) for path in found if path.is_file() and "__pycache__" not in path.parts}
+
+    files = files_of("zfabric")
+    for path in files | files_of("tests/sim", "perf"):
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         (source / path).write_bytes((ROOT / path).read_bytes())
     build = "from setuptools import setup; setup(script_args=['-q', 'build', '--build-base', 'base', '--build-lib', 'built'])"

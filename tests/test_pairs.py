@@ -10,13 +10,13 @@ from faults import eventually, on_node
 from relay import Relay, RelayedCluster
 
 import zfabric as zf
+from tests.sim.node import node_identifier
+from tests.sim.programs import PLAIN, Program, mix
+from tests.sim.scenarios import STEADY, get, task
+from tests.sim.world import World
 from zfabric.machines.registry import Registry
 from zfabric.protocol import messages as m
 from zfabric.protocol.options import NODE_ID
-from zfabric.sim.node import node_identifier
-from zfabric.sim.programs import PLAIN, Program, mix
-from zfabric.sim.scenarios import STEADY, get, task
-from zfabric.sim.world import World
 
 MiB = 2**20
 

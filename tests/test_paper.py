@@ -22,13 +22,13 @@ from files import wait_for_file
 from timeline_arrows import named
 
 import zfabric as zf
+from tests.sim.network import Faults
+from tests.sim.programs import PURE, Program, mix
+from tests.sim.scenarios import STEADY, call, call_on, get, invoke, make, task
+from tests.sim.world import World
 from zfabric.machines.global_scheduler.policies import Batch, LeastWait, NodeView
 from zfabric.protocol import messages as m
 from zfabric.protocol.options import LOGGED, SPREAD
-from zfabric.sim.network import Faults
-from zfabric.sim.programs import PURE, Program, mix
-from zfabric.sim.scenarios import STEADY, call, call_on, get, invoke, make, task
-from zfabric.sim.world import World
 
 pytestmark = pytest.mark.usefixtures("shared_cluster")
 

@@ -9,11 +9,11 @@ from client_alone import NAMER, REGISTER, client, sent_by, submit
 from nodes_alone import HOME_A, HOME_C, OTHER, SELF, Executor, Nodes
 from scheduler_alone import DRIVER, OWN, Node, Restarted, died, ref, row
 
+from tests.sim.world import World
 from zfabric.machines.client.machine import Client
 from zfabric.machines.local_scheduler.records import BorrowedRecord
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, FIRST_RETURN, LOCAL_SCHEDULER, MEMBER
-from zfabric.sim.world import World
 
 __all__ = ["client"]
 

@@ -8,11 +8,11 @@ import pytest
 from nodes_alone import ACTOR_ID, CALL, CALLER, HOME_A, HOME_C, OTHER, SELF, Nodes, call
 from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, died
 
+from tests.sim.variants import applied
 from zfabric.machines.local_scheduler.nodes.delegations import RECEIPTS_WITHIN
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import ACTOR, CLIENT, FIRST_RETURN, WORKER, call_value, control_of, first_attempt, object_id, remote_caller
-from zfabric.sim.variants import applied
 
 FAR = JOB + b"parent F" + bytes(4)
 """An actor whose home is node A."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zfabric.sim.scenarios import SCENARIOS, render
+from tests.sim.scenarios import SCENARIOS, render
 
 DIRECTORY = Path(__file__).parent / "scenarios"
 

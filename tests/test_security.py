@@ -345,7 +345,6 @@ NEVER = (
     "zfabric.machines",
     "zfabric.protocol",
     "zfabric.cli",
-    "zfabric.sim",
     "zfabric.runtime.daemon",
     "zfabric.runtime.supervisor",
     "zfabric.runtime.supervision",

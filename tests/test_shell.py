@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.sim.drivers import Driver
+from tests.sim.world import World
 from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.config import Config
 from zfabric.machines.client import Client
@@ -41,8 +43,6 @@ from zfabric.shell.process import (
     worker_sends,
     worker_takes,
 )
-from zfabric.sim.drivers import Driver
-from zfabric.sim.world import World
 
 OWN, DRIVER = b"\1daemon\0", b"\1driver\0"
 REGISTER = m.Register(m.PROTOCOL_VERSION, "driver", 77, 1, b"", DRIVER, b"", "", "")

@@ -11,12 +11,30 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgpack import ExtraData
 
+from tests.sim import __main__ as command
+from tests.sim import network, shrinking
+from tests.sim.actors import ActorAuthor
+from tests.sim.arena import SimStorage
+from tests.sim.bodies import Ancestry, StackFrame
+from tests.sim.drivers import Driver
+from tests.sim.grouped import grouped
+from tests.sim.invariants import Invariants
+from tests.sim.ledgers import LedgerAuthor
+from tests.sim.logged import READONLY
+from tests.sim.network import Faults, NodeFaults
+from tests.sim.node import SimSupervisor, node_identifier
+from tests.sim.programs import ACTOR, FOREVER, LIGHT, LONG, LOST, WIDE, Handle, Program, Scope, function_id, mix
+from tests.sim.scenarios import STEADY, call, get, invoke, make, task
+from tests.sim.streams import with_streaming_methods
+from tests.sim.variants import SCRIPTED, VARIANTS, applied, kind_of
+from tests.sim.world import EVENTS_MAX, Failure, World, WorldResult
 from zfabric.config import FRAME_BYTES_MIN
 from zfabric.machines.common.naming import Namer
 from zfabric.machines.local_scheduler.records import ENDING
@@ -28,24 +46,8 @@ from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, TASK_BYTES, call_value
 from zfabric.protocol.messages import OK
 from zfabric.protocol.options import NODE_ID
-from zfabric.sim import __main__ as command
-from zfabric.sim import network, shrinking
-from zfabric.sim.actors import ActorAuthor
-from zfabric.sim.arena import SimStorage
-from zfabric.sim.bodies import Ancestry, StackFrame
-from zfabric.sim.drivers import Driver
-from zfabric.sim.grouped import grouped
-from zfabric.sim.invariants import Invariants
-from zfabric.sim.ledgers import LedgerAuthor
-from zfabric.sim.logged import READONLY
-from zfabric.sim.network import Faults, NodeFaults
-from zfabric.sim.node import SimSupervisor, node_identifier
-from zfabric.sim.programs import ACTOR, FOREVER, LIGHT, LONG, LOST, WIDE, Handle, Program, Scope, function_id, mix
-from zfabric.sim.scenarios import STEADY, call, get, invoke, make, task
-from zfabric.sim.streams import with_streaming_methods
-from zfabric.sim.variants import SCRIPTED, VARIANTS, applied, kind_of
-from zfabric.sim.world import EVENTS_MAX, Failure, World, WorldResult
 
+ROOT = Path(__file__).parent.parent
 SEEDS = range(80)
 """Some of those that ``scripts/worlds`` runs in the same check."""
 VARIANT_SEEDS = 200
@@ -344,9 +346,9 @@ def test_no_process_depends_on_the_clock_of_another(kind: str) -> None:
 
 def test_a_seed_is_one_world() -> None:
     """Whatever the order in which this interpreter keeps sets: what a machine does depends only on the messages it received."""
-    command_line = [sys.executable, "-m", "zfabric.sim", "--actors", "--trace", "37"]
+    command_line = [sys.executable, "-m", "tests.sim", "--actors", "--trace", "37"]
     traces = [
-        subprocess.run(command_line, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=False).stdout
+        subprocess.run(command_line, env={**os.environ, "PYTHONHASHSEED": seed}, cwd=ROOT, capture_output=True, check=True).stdout
         for seed in ("1", "2", "3")
     ]
     assert len(traces[0]) > 1000
@@ -385,7 +387,7 @@ def test_a_broken_variant_is_caught(name: str) -> None:
         order = (*range(first, first + 5), *range(VARIANT_SEEDS // kind["nodes"]))
         failures = (command.run_seed(seed, **kind).failure for seed in order)
         assert any(failure and SAYS.get(name, "") in failure for failure in failures), (
-            f"no seed notices it; python -m zfabric.sim --variant {name} --seeds 2000 may find one for FIRST"
+            f"no seed notices it; python -m tests.sim --variant {name} --seeds 2000 may find one for FIRST"
         )
 
 

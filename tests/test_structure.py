@@ -16,15 +16,19 @@ from zfabric.runtime.client import OPERATIONS
 
 ROOT = Path(__file__).parent.parent
 ROLES = ("client", "worker", "object_store", "control_store", "global_scheduler", "supervisor", "local_scheduler", "transfer")
-INSIDE = ("zfabric.sim.variants", "zfabric.sim.invariants", "zfabric.sim.call_invariants", "zfabric.sim.node_invariants")
+INSIDE = ("tests.sim.variants", "tests.sim.invariants", "tests.sim.call_invariants", "tests.sim.node_invariants")
 """Modules outside ``machines`` that look inside a role: they break it on purpose, or check its tables."""
+
+
+BELOW_THE_SIMULATOR = ("protocol", "machines", "shell", "adapters", "config", "exceptions")
+"""What the simulator may import of the package: all that is below the runtime, which it replaces."""
 
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name."""
+    """Every module of the package, and of the simulator beside it, by its dotted name."""
     found = {}
-    for path in sorted((ROOT / "zfabric").rglob("*.py")):
+    for path in sorted((*(ROOT / "zfabric").rglob("*.py"), *(ROOT / "tests/sim").rglob("*.py"))):
         parts = path.relative_to(ROOT).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
@@ -114,6 +118,22 @@ def test_a_role_exports_only_what_others_import() -> None:
         assert exported == used.get(f"zfabric.machines.{role}", set())
 
 
+def test_the_package_imports_no_tests() -> None:
+    """The simulator and the measurements are not installed with it."""
+    for name, path in modules().items():
+        if name.startswith("zfabric"):
+            assert not [module for module, _ in imported(ast.parse(path.read_text())) if module.split(".")[0] in ("tests", "perf")], name
+
+
+def test_the_simulator_imports_only_what_is_below_the_runtime() -> None:
+    for name, path in modules().items():
+        if name.startswith("tests.sim"):
+            parts = [module.split(".") for module, _ in imported(ast.parse(path.read_text()))]
+            assert not [each for each in parts if each[0] == "zfabric" and each[1] not in BELOW_THE_SIMULATOR], name
+            assert not [each for each in parts if each[0] == "tests" and each[:2] != ["tests", "sim"]], name
+            assert not {each[0] for each in parts} & {"click", "rich"}, name
+
+
 @pytest.mark.parametrize("package", ["zfabric.util", "zfabric.cli"])
 def test_packages_above_the_api_import_it_and_not_the_root(package: str) -> None:
     for name, path in modules().items():
@@ -169,7 +189,7 @@ def test_no_two_classes_share_a_name() -> None:
     """The simulator's stand-ins are named after what they stand for."""
     found: dict[str, list[str]] = {}
     for name, path in modules().items():
-        if not name.startswith(("zfabric.sim", "zfabric.ray_mode.ray")):  # The latter's are named after Ray's.
+        if not name.startswith(("tests.sim", "zfabric.ray_mode.ray")):  # The latter's are named after Ray's.
             for each in ast.parse(path.read_text()).body:
                 if isinstance(each, ast.ClassDef) and not each.name.startswith("_"):
                     found.setdefault(each.name, []).append(name)

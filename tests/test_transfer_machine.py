@@ -10,6 +10,8 @@ from unittest.mock import ANY
 import pytest
 from scheduler_alone import OWN, Node
 
+from tests.sim.network import Faults
+from tests.sim.transfers import TransferNode, TransferWorld, transfer_world
 from zfabric.config import CHUNK_BYTES, Config, MiB
 from zfabric.machines.common.extents import HEADER_BYTES, footprint
 from zfabric.machines.transfer import TransferAgent
@@ -20,8 +22,6 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, OBJECT_STORE, TRANSFER_AGENT
 from zfabric.protocol.messages import FAILED, OK
-from zfabric.sim.network import Faults
-from zfabric.sim.transfers import TransferNode, TransferWorld, transfer_world
 
 DAEMON, SELF = b"\x01daemon0", b"\x01agent00"
 SCHEDULER, STORE = LOCAL_SCHEDULER + DAEMON, OBJECT_STORE + DAEMON

@@ -7,8 +7,8 @@ serves on, so the first holder does not send all seven.
 from __future__ import annotations
 
 from perf.question import Aim, Question, Run, Samples
+from tests.sim.transfers import TransferWorld
 from zfabric.config import MiB
-from zfabric.sim.transfers import TransferWorld
 
 SIZE = 64 * MiB
 READERS = 7

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from perf.scaling.world import Cluster, Jobs
-from zfabric.sim.programs import PLAIN, function_id
+from tests.sim.programs import PLAIN, function_id
 
 FUNCTION = function_id(PLAIN)
 CPUS = 2

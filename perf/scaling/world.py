@@ -16,6 +16,14 @@ from functools import lru_cache, partial
 from typing import Any, NoReturn
 
 from perf.scaling.costs import Costs
+from tests.sim.agenda import Agenda
+from tests.sim.bodies import StackFrame
+from tests.sim.drivers import Driver
+from tests.sim.network import Faults, Network
+from tests.sim.node import Node, SimDaemon
+from tests.sim.programs import Program
+from tests.sim.surroundings import Clock
+from tests.sim.workers import WorkerProcess
 from zfabric.config import Config, MiB
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import decode_messages, encode_messages
@@ -23,14 +31,6 @@ from zfabric.protocol.ids import FIRST_RETURN, Address
 from zfabric.protocol.machine import Machine, WrappedMachine
 from zfabric.protocol.messages import Envelope, Row
 from zfabric.shell.process import FRAME_ROWS
-from zfabric.sim.agenda import Agenda
-from zfabric.sim.bodies import StackFrame
-from zfabric.sim.drivers import Driver
-from zfabric.sim.network import Faults, Network
-from zfabric.sim.node import Node, SimDaemon
-from zfabric.sim.programs import Program
-from zfabric.sim.surroundings import Clock
-from zfabric.sim.workers import WorkerProcess
 
 LOCAL_SECONDS = 20e-6
 """From the moment a frame is sent until a process of the same node sees it."""

@@ -1,0 +1,399 @@
+"""``python -m tests.sim``: run one world per seed, print the seeds that fail, and list expected states that no seed reached."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from tests.sim.network import Faults
+from tests.sim.shrinking import shrink
+from tests.sim.transfers import TransferResult, transfer_world
+from tests.sim.variants import VARIANTS, applied, kind_of
+from tests.sim.world import World, WorldResult
+from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
+
+EXPECTED_STATES = (
+    "Blocked",
+    "Unblocked",
+    "TakeBack",
+    "TakenBack",
+    "Cancel",
+    "Interrupt",
+    "Fetch",
+    "Located",
+    "RecallPins",
+    "RecallGrant",
+    "ReturnGrant",
+    "RegisterAgain",
+    "OfferResults",
+    "RunningTasks",
+    "Hold",
+    "Release",
+    "Unpin",
+    "Farewell",
+    "ProcessGone",
+    "RetainOnly",
+    "Pinned",
+    "GrantsHeld",
+    "late_completions",
+    "take_backs",
+    "memory_kills",
+    "workers_died",
+    "tasks_failed",
+    "spills",
+    "restores",
+    "written_on_disk",
+    "read_on_disk",
+    "calm checked",
+    "daemon restarted",
+    "driver crashed",
+    "worker died",
+)
+"""Messages and counters that at least one of 200 or more seeds must reach; otherwise the simulator no longer tests them."""
+EXPECTED_OF_ACTORS = (
+    "copied without a pin",
+    "no copy without a pin",
+    "HostedActors",
+    "FindActors",
+    "ActorLocations",
+    "Call",
+    "Returned",
+    "CallOutcomes",
+    "OutcomesRecorded",
+    "ExpectResults",
+    "KillActor",
+    "ActorExiting",
+    "StopCall",
+    "RetireActor",
+    "ActorEnded",
+    "CallerGone",
+    "CollectGarbage",
+    "call made again",
+    "LogAppended",
+    "Checkpoint",
+    "LogCommitted",
+    "ReplayProgress",
+    "OutcomesReceived",
+    "CallCounts",
+    "actor restored",
+    "file lost",
+    "value of a call made again",
+    "disk full",
+    "quiet checkpoint",
+    "gate closed",
+    "gate opened in vain",
+    "calls lost",
+    "outcome unknown",
+    "outcome not run",
+)
+"""The same for programs with actors."""
+
+
+EXPECTED_OF_DRAINS = ("node drained", "DrainActor", "ActorDrained", "CopyValues", "ValuesCopied", "LifeEnded", "RelayedCalls")
+"""The same for programs with actors on nodes that are drained."""
+
+EXPECTED_OF_GROUPED_ACTORS = ("PrepareBundles", "CommitBundles", "GroupState", "FreeBundles", "LifeEnded", "RelayedCalls", "RelayedYields")
+"""The same for programs with actors in placement groups."""
+
+EXPECTED_OF_CIRCLES = ("WaitDetails", "HostDelays", "circle refused", "circle warned", "circle broken", "worker died", "daemon restarted")
+"""The same for programs whose actors wait for each other."""
+
+
+EXPECTED_OF_NODES = (
+    "Join",
+    "Joined",
+    "NodeTable",
+    "RenewLease",
+    "LeaseRenewed",
+    "Place",
+    "Placed",
+    "Delegate",
+    "Ended",
+    "EndsReceived",
+    "StopDelegated",
+    "Reclaim",
+    "Reclaimed",
+    "returned",
+    "Borrow",
+    "Borrowed",
+    "FetchValues",
+    "FetchedValues",
+    "ValueRead",
+    "Pull",
+    "Chunk",
+    "copied",
+    "StopPull",
+    "agent killed",
+    "agent stopped",
+    "EndJob",
+    "JobGone",
+    "worker died",
+    "Expelled",
+    "node killed",
+    "node stopped",
+    "node silent",
+    "workers frozen",
+    "node joins late",
+    "cut off",
+    "cut both",
+    "cut in",
+    "cut out",
+    "cut again and again",
+    "clogged",
+    "slow link",
+    "lost_with_nodes",
+    "connection ended",
+    "daemon restarted",
+    "RegisterNode",
+    "RunningDelegated",
+    "ClaimValues",
+    "RetainedValues",
+    "void",
+    "lost_with_daemons",
+    "adopted",
+    "searched",
+)
+"""The same for worlds of several nodes."""
+EXPECTED_OF_RESTARTS = (
+    "daemon restarted",
+    "RegisterNode",
+    "RunningDelegated",
+    "ClaimValues",
+    "RetainedValues",
+    "void",
+    "adopted",
+    "searched",
+)
+"""The same where nothing happens to nodes but that their daemons die."""
+EXPECTED_ELSEWHERE = ("Delegate sent ahead", "Dispatch sent ahead", "Ended sent ahead", "Results sent ahead")
+"""The same where the driver waits for one task on another node after the other."""
+EXPECTED_OF_RELAYS = (
+    "RelayedCalls", "RelayedReceipt", "StopRelayed", "CallsEnded", "KillActor", "CallerGone", "RetireActor", "ActorExiting", "LifeEnded",
+    "RelayedBlock", "RelayedCheckpoint", "LogRecorded", "ReadLog", "LogPage", "RequestReceipt", "Receipt",
+)  # fmt: skip
+"""The same for actors in them."""
+
+EXPECTED_OF_BARE = (
+    "node joins late", "Place", "Placed", "Delegate", "Ended", "RelayedCalls", "CallsEnded", "LifeEnded", "daemon restarted",
+    "RegisterNode", "node killed", "Notice",
+)  # fmt: skip
+"""The same where programs run on a node without CPUs."""
+
+EXPECTED_OF_DETACHED = (
+    "detached actor found", "detached actor found that nobody relied on", "driver crashed", "node killed", "daemon restarted", "JobLives",
+    "NameClaimed", "LifeEnded",
+)  # fmt: skip
+"""The same of programs with detached actors."""
+
+SHRUNK_MOST = 3
+"""Failing seeds of one run that are shrunk. A fault that fails many worlds is found in the first."""
+
+
+def run_seed(seed: int, **kind: Any) -> WorldResult:
+    """Run one world of a kind: arguments of ``World``. An exception that a machine raises becomes the result's failure."""
+    try:
+        return World(seed, **kind).run()
+    except Exception as error:  # The simulator searches for every exception that a machine can raise.
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
+        return WorldResult(seed, text, 0, Counter())
+
+
+def run_seeds(seeds: Iterable[int], jobs: int, **kind: Any) -> Iterator[WorldResult]:
+    """Run many worlds in ``jobs`` processes; with more than one, results come in any order."""
+    run = partial(run_seed, **kind)
+    if jobs <= 1:
+        yield from map(run, seeds)
+        return
+    import multiprocessing  # Only runs with several jobs need it.
+
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        yield from pool.imap_unordered(run, seeds, chunksize=10)
+
+
+def readable(value: object) -> str:
+    """Return a short, readable form of a message's field."""
+    if isinstance(value, bytes):
+        if len(value) in (TASK_BYTES, OBJECT_BYTES):
+            return value.hex()[8:12] + ".." + value.hex()[24:]
+        return value.hex() if len(value) <= 9 else f"<{len(value)} bytes>"
+    if isinstance(value, tuple):
+        return f"{type(value).__name__ if hasattr(value, '_fields') else ''}({', '.join(map(readable, value))})"
+    return repr(value)
+
+
+def trace(seed: int, **kind: Any) -> int:
+    """Print every message and event of one world. Return 1 if the world failed, else 0."""
+
+    def show(now: float, source: str, to: str, message: object) -> None:
+        line = f"{source} -> {to} {readable(message)}" if source or to else f"*** {message[0]}"  # type: ignore[index]
+        print(f"{now - 100.0:10.4f} {line}"[:400])
+
+    world = World(seed, observer=show, **kind)
+    print(world.faults)
+    outcome = world.run()
+    print(outcome.failure or "all is well")
+    return bool(outcome.failure)
+
+
+def show_shrunk(seed: int, traced: bool, **kind: Any) -> int:
+    """Print the smallest world found that fails like this one, with its trace if asked. Return 1, or 0 if the world does not fail."""
+    try:
+        found = shrink(seed, run_seed, **kind)
+    except ValueError as error:
+        print(error)
+        return 0
+    left = ", ".join(f"{name}={value}" for name, value in found.faults._asdict().items() if value != getattr(Faults(), name))
+    print(f"    shrunk in {found.attempts} worlds to {len(found.program.statements)} statements and these faults: {left or 'none'}")
+    for statement in found.program.statements:
+        print(f"    {statement}"[:400])
+    if traced:
+        trace(seed, reduced=(found.faults, found.program), **kind)
+    return 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command. Return its exit status: 1 if a world failed or an expected state was missed, else 0."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100, help="how many worlds")
+    parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=1, help="processes to use")
+    parser.add_argument("--actors", action="store_true", help="programs with actors")
+    parser.add_argument("--circles", action="store_true", help="programs whose actors wait for each other, some of them in circles")
+    parser.add_argument("--nodes", type=int, default=1, help="nodes of the world")
+    parser.add_argument("--restarts", action="store_true", help="of all faults of nodes, only restarts of their daemons")
+    parser.add_argument("--drains", action="store_true", help="programs with actors; nodes are drained, and nothing else happens to them")
+    parser.add_argument("--bare", action="store_true", help="programs on a node without CPUs, while others join late")
+    parser.add_argument("--detached", action="store_true", help="programs with detached actors, which another driver looks for")
+    parser.add_argument("--streams", action="store_true", help="programs with tasks (and with --actors, methods) that yield")
+    parser.add_argument("--durable", action="store_true", help="programs with durable values, which outlive nodes and daemons")
+    parser.add_argument("--groups", action="store_true", help="programs with tasks (and with --actors, actors) in placement groups")
+    parser.add_argument("--elsewhere", action="store_true", help="programs whose driver waits for one task on another node after the other")
+    parser.add_argument(
+        "--variant", choices=sorted(VARIANTS), metavar="NAME", help="break the machines in this way; seeds that fail are then a success"
+    )
+    parser.add_argument("--trace", type=int, metavar="SEED", help="show everything that happens in one world")
+    parser.add_argument("--shrink", type=int, metavar="SEED", help="find a smaller world that fails like this one, and show it")
+    parser.add_argument("--transfers", action="store_true", help="worlds of transfer agents, without programs")
+    options = parser.parse_args(arguments)
+    if options.transfers:
+        return survey_transfers(range(options.start, options.start + options.seeds))
+    # A number of nodes counts as the kinds do: the larger one wins.
+    kind = {name: max(getattr(options, name), least) for name, least in kind_of(options.variant).items()}
+    with applied(options.variant):
+        if options.trace is not None:
+            return trace(options.trace, **kind)
+        if options.shrink is not None:
+            return show_shrunk(options.shrink, True, **kind)
+        return survey(range(options.start, options.start + options.seeds), options.jobs, options.variant, **kind)
+
+
+def survey_transfers(seeds: range) -> int:
+    """Run these worlds of transfer agents. Return 1 if one fails."""
+    failed = [outcome for outcome in map(run_transfers, seeds) if outcome.failure]
+    for outcome in failed:
+        print(f"seed {outcome.seed} fails: {outcome.failure[:500]}")
+    print(f"{len(seeds)} seeds, {len(failed)} failed")
+    return bool(failed)
+
+
+def run_transfers(seed: int) -> TransferResult:
+    """Run one world of transfer agents."""
+    return transfer_world(seed).run()
+
+
+def survey(
+    seeds: range,
+    jobs: int,
+    variant: str | None,
+    actors: bool = False,
+    circles: bool = False,
+    nodes: int = 1,
+    restarts: bool = False,
+    groups: bool = False,
+    streams: bool = False,
+    drains: bool = False,
+    bare: bool = False,
+    durable: bool = False,
+    elsewhere: bool = False,
+    detached: bool = False,
+) -> int:
+    """Run these seeds and print a summary. With a variant, stop at the first failure and return 0 if there is one."""
+    began = time.perf_counter()
+    failed = done = 0
+    states: Counter[str] = Counter()
+    kind = {
+        "actors": actors,
+        "circles": circles,
+        "nodes": nodes,
+        "restarts": restarts,
+        "groups": groups,
+        "streams": streams,
+        "drains": drains,
+        "bare": bare,
+        "durable": durable,
+        "elsewhere": elsewhere,
+        "detached": detached,
+    }
+    for outcome in run_seeds(seeds, jobs, **kind):
+        done += 1
+        states.update({name: 1 for name, count in outcome.states.items() if count > 0})
+        if outcome.failure:
+            failed += 1
+            print(f"seed {outcome.seed} fails: {outcome.failure[:500]}")
+            more = (
+                (" --actors" if actors else "")
+                + (" --circles" if circles else "")
+                + (f" --nodes {nodes}" if nodes > 1 else "")
+                + (" --restarts" if restarts else "")
+                + (" --groups" if groups else "")
+                + (" --streams" if streams else "")
+                + (" --drains" if drains else "")
+                + (" --bare" if bare else "")
+                + (" --durable" if durable else "")
+                + (" --elsewhere" if elsewhere else "")
+                + (" --detached" if detached else "")
+                + (f" --variant {variant}" if variant else "")
+            )
+            print(f"    python -m tests.sim --trace {outcome.seed}{more}")
+            if variant:
+                break
+            if failed <= SHRUNK_MOST:
+                show_shrunk(outcome.seed, False, **kind)
+        if done % 200 == 0:
+            print(f"{done} seeds, {failed} failed, {done / (time.perf_counter() - began):.0f} seeds/s", file=sys.stderr, flush=True)
+    seconds = time.perf_counter() - began
+    print(f"{done} seeds, {failed} failed, {done / seconds:.0f} seeds/s")
+    if variant:
+        print("caught" if failed else "NOT caught")
+        return not failed
+    expected = (
+        EXPECTED_ELSEWHERE
+        if elsewhere
+        else EXPECTED_OF_DRAINS
+        if drains
+        else EXPECTED_OF_GROUPED_ACTORS
+        if groups and actors
+        else EXPECTED_OF_BARE
+        if bare
+        else EXPECTED_OF_DETACHED
+        if detached
+        else (EXPECTED_OF_RESTARTS if restarts else EXPECTED_OF_RELAYS if actors else EXPECTED_OF_NODES)
+        if nodes > 1
+        else EXPECTED_OF_CIRCLES
+        if circles
+        else EXPECTED_STATES + (EXPECTED_OF_ACTORS if actors else ())
+    )
+    missing = [name for name in expected if not states[name]] if len(seeds) >= 200 else []
+    print(f"{len(states)} states reached" + (f"; never: {', '.join(missing)}" if missing else ""))
+    return bool(failed or missing)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""A smaller world that fails like a given one: fewer faults and fewer statements, so that its trace can be read.
+
+What is left out is left out for good if the world then fails with the same kind of failure: the same text but for names and numbers. A
+program from which too much was removed fails in another way (a slot is missing, a total is wrong), and is refused by this.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from tests.sim.network import Faults
+from tests.sim.programs import Program
+from tests.sim.world import World, WorldResult
+
+ATTEMPTS = 600
+"""The most worlds that are run to shrink one."""
+_NAMES = re.compile(r"\b[0-9a-f]*[0-9][0-9a-f.-]*\b")
+_BINDING = frozenset({"get", "peek", "open", "fail", "die"})
+"""Statements of tasks that their values depend on, as other tasks expect these."""
+
+Run = Callable[[Faults, Program], WorldResult]
+
+
+class Shrunk(NamedTuple):
+    """What is left of a world, and how it fails. ``attempts`` counts the worlds that were run."""
+
+    faults: Faults
+    program: Program
+    result: WorldResult
+    attempts: int
+
+
+def shrink(seed: int, run: Callable[..., WorldResult], attempts: int = ATTEMPTS, **kind: Any) -> Shrunk:
+    """Shrink the world of a seed and a kind (arguments of ``World``). ``run`` runs one: ``run(seed, faults=..., program=..., **kind)``.
+
+    Raises ``ValueError`` if it does not fail.
+    """
+    world = World(seed, **kind)
+    shrinker = _Shrinker(lambda faults, program: run(seed, reduced=(faults, program), **kind), attempts, world.faults, world.program)
+    shrinker.shrink()
+    return Shrunk(shrinker.faults, shrinker.program, shrinker.result, shrinker.attempts)
+
+
+def kind_of(failure: str) -> str:
+    """Return a failure without the names and numbers in it."""
+    return _NAMES.sub("#", failure)
+
+
+class _Shrinker:
+    def __init__(self, run: Run, most: int, faults: Faults, program: Program) -> None:
+        self._run = run
+        self._most = most
+        self.attempts = 1
+        self.faults = faults
+        self.program = program
+        self.result = run(faults, program)
+        if not self.result.failure:
+            raise ValueError(f"the world of seed {self.result.seed} does not fail")
+        self._kind = kind_of(self.result.failure)
+
+    def shrink(self) -> None:
+        """Try what leaves out most first, until nothing more can be left out or the worlds are used up."""
+        smaller = True
+        while smaller and self.attempts < self._most:
+            smaller = self._shrink_program()
+            smaller |= self._first(((faults, self.program) for faults in _fewer(self.faults)), again=lambda: _fewer(self.faults))
+
+    def _shrink_program(self) -> bool:
+        found = False
+        size = max(1, len(self.program.statements) // 2)
+        while size:
+            start = 0
+            while start < len(self.program.statements):
+                statements = self.program.statements
+                if self._try(self.faults, self.program._replace(statements=statements[:start] + statements[start + size :])):
+                    found = True
+                else:
+                    start += size
+            size //= 2
+        index = 0
+        while index < len(self.program.statements):
+            inner = next((each for each in _without_one(self.program.statements[index]) if self._try_at(index, each)), None)
+            found |= inner is not None
+            index += inner is None
+        return found
+
+    def _try_at(self, index: int, statement: Any) -> bool:
+        statements = self.program.statements
+        return self._try(self.faults, self.program._replace(statements=(*statements[:index], statement, *statements[index + 1 :])))
+
+    def _first(self, candidates: Iterator[tuple[Faults, Program]], again: Callable[[], Iterator[Faults]]) -> bool:
+        found = any(self._try(*each) for each in candidates)
+        while found and any(self._try(faults, self.program) for faults in again()):
+            pass
+        return found
+
+    def _try(self, faults: Faults, program: Program) -> bool:
+        if self.attempts >= self._most:
+            return False
+        self.attempts += 1
+        result = self._run(faults, program)
+        if kind_of(result.failure) != self._kind:
+            return False
+        self.faults, self.program, self.result = faults, program, result
+        return True
+
+
+def _fewer(faults: Any) -> Iterator[Any]:
+    """Yield these faults with one kind of them left out, or with fewer of one kind."""
+    for name, value in faults._asdict().items():
+        if isinstance(value, tuple):
+            yield from (faults._replace(**{name: each}) for each in _fewer(value))
+        elif value and name not in ("delay", "window"):
+            yield faults._replace(**{name: type(value)()})
+            if value > 1:
+                yield faults._replace(**{name: value - 1})
+
+
+def _without_one(statement: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Yield a call with one statement less in its task, or in one that this submits."""
+    if statement[0] != "call":
+        return
+    label, doomed, statements, returns = statement[3]
+    for index, each in enumerate(statements):
+        before, after = statements[:index], statements[index + 1 :]
+        smaller = () if each[0] in _BINDING else ((*before, *after),)
+        for left in (*smaller, *((*before, inner, *after) for inner in _without_one(each))):
+            yield (*statement[:3], (label, doomed, left, returns), *statement[4:])
