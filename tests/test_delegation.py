@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OWN, Node, ref, row, task_id
 
+from tests.sim.kinds import Kind
 from tests.sim.network import Faults
 from tests.sim.programs import Program, mix
 from tests.sim.scenarios import STEADY, call, call_on, get, task
@@ -60,11 +61,11 @@ def run(
     usual = {"workers_max": 4, "inline_depth": 100, "prefetch_tasks": 64, "worker_idle_seconds": 60.0, "spill_after": 0.02}
     world = World(
         0,
+        Kind(nodes=nodes),
         faults=faults,
         program=Program(statements, 0),
         observer=observe,
         cpus=1,
-        nodes=nodes,
         pieces=pieces,
         settings={**usual, **settings},
     )

@@ -12,6 +12,7 @@ import pytest
 from faults import on_node
 
 import zfabric as zf
+from tests.sim.kinds import Kind
 from tests.sim.network import Faults
 from tests.sim.node import node_identifier
 from tests.sim.programs import PLAIN, VOID, Program, mix
@@ -47,11 +48,11 @@ class Run:
         usual = {"workers_max": 4, "inline_depth": 100, "worker_idle_seconds": 60.0, "spill_after": 60.0, "node_lease": 2.0}
         self.world = World(
             0,
+            Kind(nodes=nodes),
             faults=faults,
             program=Program(statements, 0),
             observer=lambda now, source, to, message: self.sent.append((now, source, to, message)),
             cpus=2,
-            nodes=nodes,
             settings={**usual, **settings},
         )
         for number, seconds in kills.items():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.sim.__main__ import run_seed
+from tests.sim.kinds import Kind
 from tests.sim.network import Faults, NodeFaults
 from tests.sim.world import WorldResult
 from zfabric.machines.common.link import Link
@@ -18,7 +19,7 @@ SEEDS = 12
 
 
 def results(faults: Faults = LOSSY) -> list[WorldResult]:
-    return [run_seed(seed, nodes=2, faults=faults) for seed in range(SEEDS)]
+    return [run_seed(seed, Kind(nodes=2), faults=faults) for seed in range(SEEDS)]
 
 
 @pytest.mark.parametrize("faults", [LOSSY, Faults(nodes=NodeFaults(cuts=3, window=2.0))])

@@ -13,6 +13,7 @@ from faults import descendants, eventually, name_of, on_node
 from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OLD, OWN, Node, Restarted, died, ref, row, task_id
 
 import zfabric as zf
+from tests.sim.kinds import Kind
 from tests.sim.programs import ACTOR, Program, mix
 from tests.sim.scenarios import STEADY, get, invoke, task
 from tests.sim.world import World
@@ -896,9 +897,9 @@ def test_a_restarted_daemon_frees_what_the_rows_of_living_actors_name_when_they_
     actor = ("make", 1, ACTOR, task(1), (("max_restarts", 1), ("contains", (0,))), (0,))
     world = World(
         0,
+        Kind(nodes=2),
         faults=STEADY,
         program=Program((put, actor, invoke(2, 1, task(2)), get((2, mix(2, 0))), ("sleep", 3.0)), 0),
-        nodes=2,
         settings={"worker_idle_seconds": 60.0},
     )
     world.after(1.0, world.nodes[0].kill_daemon)

@@ -10,6 +10,7 @@ from faults import eventually, on_node
 from relay import Relay, RelayedCluster
 
 import zfabric as zf
+from tests.sim.kinds import Kind
 from tests.sim.node import node_identifier
 from tests.sim.programs import PLAIN, Program, mix
 from tests.sim.scenarios import STEADY, get, task
@@ -53,11 +54,11 @@ class Cuts:
         usual = {"workers_max": 4, "worker_idle_seconds": 60.0, "spill_after": 60.0, "node_lease": 2.0, "pair_patience": 1.5}
         self.world = World(
             0,
+            Kind(nodes=4),
             faults=STEADY,
             program=Program(program, 0),
             observer=lambda now, source, to, message: self.sent.append((now, source, to, message)),
             cpus=2,
-            nodes=4,
             settings={**usual, **settings},
         )
         nodes = [each.identifier for each in self.world.nodes]

@@ -22,6 +22,7 @@ from files import wait_for_file
 from timeline_arrows import named
 
 import zfabric as zf
+from tests.sim.kinds import Kind
 from tests.sim.network import Faults
 from tests.sim.programs import PURE, Program, mix
 from tests.sim.scenarios import STEADY, call, call_on, get, invoke, make, task
@@ -38,7 +39,9 @@ def double(value: Any) -> Any:
     return value * 2
 
 
-def world_of(*statements: Any, faults: Faults = STEADY, seed: int = 1, **options: Any) -> tuple[World, list[tuple[str, str, Any]]]:
+def world_of(
+    *statements: Any, faults: Faults = STEADY, seed: int = 1, nodes: int = 1, **options: Any
+) -> tuple[World, list[tuple[str, str, Any]]]:
     """Run a program in a simulated world; return the world and all messages."""
     messages: list[tuple[str, str, Any]] = []
 
@@ -48,6 +51,7 @@ def world_of(*statements: Any, faults: Faults = STEADY, seed: int = 1, **options
     options = {"cpus": 2, "pieces": 16, "observer": observe, **options}
     world = World(
         seed,
+        Kind(nodes=nodes),
         faults=faults,
         program=Program(statements, 0),
         **options,
@@ -535,7 +539,7 @@ def test_chains_go_on_while_nodes_die_and_join() -> None:
     )
     for when, number in ((101.0, 2), (102.5, 3)):
         world.at(when, lambda number=number: world.nodes[number - 1].end("kill -9"))  # type: ignore[misc]
-        world.at(when + 0.2, lambda number=number: world.start_node(number + 2, 96))  # type: ignore[misc]
+        world.at(when + 0.2, lambda number=number: world.start_node(number + 2))  # type: ignore[misc]
     run(world)
     of = {node: begun_on(messages, node) for node in range(1, 6)}
     count = Counter(identifier for tasks in of.values() for identifier in tasks)

@@ -9,6 +9,7 @@ from client_alone import NAMER, REGISTER, client, sent_by, submit
 from nodes_alone import HOME_A, HOME_C, OTHER, SELF, Executor, Nodes
 from scheduler_alone import DRIVER, OWN, Node, Restarted, died, ref, row
 
+from tests.sim.kinds import Kind
 from tests.sim.world import World
 from zfabric.machines.client.machine import Client
 from zfabric.machines.local_scheduler.records import BorrowedRecord
@@ -262,21 +263,21 @@ def test_a_process_that_is_gone_is_notified_of_nothing() -> None:
 
 # --- worlds -----------------------------------------------------------------------------------------------------------------------
 
-KINDS: list[dict[str, Any]] = [
-    {},
-    {"actors": True},
-    {"nodes": 3},
-    {"nodes": 3, "actors": True},
-    {"nodes": 3, "restarts": True},
-    {"nodes": 3, "elsewhere": True},
+KINDS = [
+    Kind(watches=True),
+    Kind(actors=True, watches=True),
+    Kind(nodes=3, watches=True),
+    Kind(nodes=3, actors=True, watches=True),
+    Kind(nodes=3, restarts=True, watches=True),
+    Kind(nodes=3, elsewhere=True, watches=True),
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: " ".join(kind) or "one node")
-def test_in_worlds_a_process_is_notified_once_no_process_has_a_ref_and_of_all_that_it_watches(kind: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: " ".join(kind.arguments()))
+def test_in_worlds_a_process_is_notified_once_no_process_has_a_ref_and_of_all_that_it_watches(kind: Kind) -> None:
     called = 0
     for seed in range(4):
-        outcome = World(seed, watches=True, **kind).run()
+        outcome = World(seed, kind).run()
         assert outcome.failure == "", seed
         called += outcome.states["last ref dropped"]
     assert called > 10

@@ -19,13 +19,14 @@ import pytest
 from msgpack import ExtraData
 
 from tests.sim import __main__ as command
-from tests.sim import network, shrinking
+from tests.sim import network, reproductions, shrinking
 from tests.sim.actors import ActorAuthor
 from tests.sim.arena import SimStorage
 from tests.sim.bodies import Ancestry, StackFrame
 from tests.sim.drivers import Driver
 from tests.sim.grouped import grouped
 from tests.sim.invariants import Invariants
+from tests.sim.kinds import Kind
 from tests.sim.ledgers import LedgerAuthor
 from tests.sim.logged import READONLY
 from tests.sim.network import Faults, NodeFaults
@@ -33,7 +34,7 @@ from tests.sim.node import SimSupervisor, node_identifier
 from tests.sim.programs import ACTOR, FOREVER, LIGHT, LONG, LOST, WIDE, Handle, Program, Scope, function_id, mix
 from tests.sim.scenarios import STEADY, call, get, invoke, make, task
 from tests.sim.streams import with_streaming_methods
-from tests.sim.variants import SCRIPTED, VARIANTS, applied, kind_of
+from tests.sim.variants import SCRIPTED, VARIANTS, applied, kind_of, shows
 from tests.sim.world import EVENTS_MAX, Failure, World, WorldResult
 from zfabric.config import FRAME_BYTES_MIN
 from zfabric.machines.common.naming import Namer
@@ -48,44 +49,24 @@ from zfabric.protocol.messages import OK
 from zfabric.protocol.options import NODE_ID
 
 ROOT = Path(__file__).parent.parent
+REPRODUCTIONS = reproductions.stored()
 SEEDS = range(80)
 """Some of those that ``scripts/worlds`` runs in the same check."""
 VARIANT_SEEDS = 200
-"""Every broken variant is caught within so many seeds of one node, or a third of it of three: some ten seconds (most within a handful)."""
+"""A variant without a reproduction is caught within so many seeds of one node, or a third of it of three: most within a handful."""
 
 FIRST = {
     "durable-values-not-read-again": 14,
-    "given-away-unvoided": 255,
-    "answer-before-commit": 209,
-    "release-before-hold": 66,
-    "recovery-too-early": 180,
-    "pins-not-reported-again": 145,
-    "take-back-presumed": 38,
     "located-without-pin": 0,
     "ends-forgotten-when-sent": 118,
-    "direct-tasks-not-reported-again": 350,
     "given-up-is-over": 5,
-    "given-up-forgotten": 436,
-    "callers-forgotten": 71,
     "expected-not-reported-again": 50,
-    "reported-once": 74,
-    "stops-do-not-overtake": 1084,
-    "kill-ends-neighbours": 108,
-    "logged-results-before-commit": 30,
-    "logged-duplicates-run-again": 30,
-    "checkpoints-forget-outcomes": 537,
-    "outcomes-dropped-too-early": 30,
-    "log-cut-without-checkpoint": 177,
-    "rows-of-the-dead-written": 131,
     "stale-incarnation-commits": 8,
     "checkpoint-while-calls-run": 6,
     "lost-calls-not-counted": 150,
     "asked-for-runs-again": 50,
     "begun-given-back": 4,
-    "prefetched-tasks-lost": 13,
     "attempts-come-again": 2,
-    "early-outcome-ignored": 114,
-    "all-not-run": 225,
     "retried-backwards": 8,
     "retried-for-ever": 50,
     "handles-go-first": 7,
@@ -94,13 +75,10 @@ FIRST = {
     "garbage-never-collected": 6,
     "limits-ignored": 4,
     "freed-while-named": 1,
-    "late-end-counts": 94,
-    "holds-of-the-dead-stay": 89,
     "dead-nodes-awaited": 11,
     "lost-bundles-not-noticed": 7,
     "one-lost-task-runs-again": 4,
     "copies-of-a-dead-agent-lost": 26,
-    "places-not-repeated": 54,
     "passed-refs-dropped-at-once": 82,
     "jobs-elsewhere-written-late": 178,
     "recovered-without-peers": 118,
@@ -108,24 +86,12 @@ FIRST = {
     "stalled-registry-kills": 52,
     "ends-pinned-for-the-dead": 40,
     "fence-by-time-only": 4,
-    "guests-results-before-commit": 167,
     "callers-not-translated": 546,
-    "detached-end-with-their-creators": 334,
-    "detached-not-awaited": 82,
     "heartbeats-not-repeated": 75,
-    "placed-for-ever": 128,
     "yielded-values-are-no-lineage": 15,
 }
-"""Where to begin looking for those that take long. A change of what is sent gives the seeds other worlds: a variant that none of the first
-ones notices then needs another hint."""
-
-SAYS = {
-    "children-adopted-early": "is at home on",
-    "adopted-as-own": "is at home on",
-    "ends-pinned-for-the-dead": "things name it",
-    "given-away-unvoided": "which belongs to others",
-}
-"""What finds these, if that is the only invariant which is sure to."""
+"""Where to begin looking for those that take long and have no reproduction yet. A change of what is sent gives the seeds other worlds: a
+variant that none of the first ones notices then needs one (``--reduce``)."""
 
 FOUND = {
     5: "a request for room died with the daemon that had it",
@@ -219,31 +185,31 @@ def test_faults_found_by_seeds_stay_fixed(seed: int) -> None:
 
 @pytest.mark.parametrize("chunk", range(5))
 def test_calls_of_actors_run_in_order_and_once_whatever_happens(chunk: int) -> None:
-    failures = {seed: outcome.failure for seed in SEEDS[chunk::5] if (outcome := command.run_seed(seed, actors=True)).failure}
+    failures = {seed: outcome.failure for seed in SEEDS[chunk::5] if (outcome := command.run_seed(seed, Kind(actors=True))).failure}
     assert failures == {}
 
 
 @pytest.mark.parametrize("seed", FOUND_WITH_ACTORS, ids=lambda seed: f"{seed}-{FOUND_WITH_ACTORS[seed].replace(' ', '-')}")
 def test_faults_of_actors_found_by_seeds_stay_fixed(seed: int) -> None:
-    assert command.run_seed(seed, actors=True).failure == ""
+    assert command.run_seed(seed, Kind(actors=True)).failure == ""
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_a_logged_actor_whose_results_fill_a_small_store_ends_with_its_last_handle(size: int) -> None:
     """Its caller retained the handle: a call had returned that waited to be made again."""
-    assert World(128, actors=True, pieces=size).run().failure == ""
+    assert World(128, Kind(actors=True), pieces=size).run().failure == ""
 
 
 @pytest.mark.parametrize("chunk", range(3))
 def test_the_driver_is_warned_of_real_circles_and_of_no_others(chunk: int) -> None:
-    failures = {seed: outcome.failure for seed in SEEDS[chunk::3] if (outcome := command.run_seed(seed, circles=True)).failure}
+    failures = {seed: outcome.failure for seed in SEEDS[chunk::3] if (outcome := command.run_seed(seed, Kind(circles=True))).failure}
     assert failures == {}
 
 
 def test_circles_are_made_and_broken_within_processes_and_between_them() -> None:
     missing = set(command.EXPECTED_OF_CIRCLES)
     for seed in range(60):
-        missing -= {name for name, count in command.run_seed(seed, circles=True).states.items() if count > 0}
+        missing -= {name for name, count in command.run_seed(seed, Kind(circles=True)).states.items() if count > 0}
         if not missing:
             return
     assert missing == set()
@@ -252,7 +218,7 @@ def test_circles_are_made_and_broken_within_processes_and_between_them() -> None
 @cache
 def cluster_of(nodes: int, seed: int) -> WorldResult:
     """Run a world of several nodes, once for all tests."""
-    return command.run_seed(seed, nodes=nodes)
+    return command.run_seed(seed, Kind(nodes=nodes))
 
 
 @pytest.mark.parametrize(("nodes", "seeds"), [(2, 5), (3, 15), (6, 6)])
@@ -267,7 +233,7 @@ def test_programs_with_actors_end_with_the_right_values_on_several_nodes() -> No
     failures: dict[int, str] = {}
     states: Counter[str] = Counter()
     for seed in (*range(20), 117):  # 117: what a restarted daemon had taken for another node's was freed twice
-        outcome = command.run_seed(seed, actors=True, nodes=3)
+        outcome = command.run_seed(seed, Kind(actors=True, nodes=3))
         states.update(outcome.states)
         if outcome.failure:
             failures[seed] = outcome.failure
@@ -280,7 +246,7 @@ def test_programs_with_actors_end_with_the_right_values_on_several_nodes() -> No
 def test_calls_of_actors_on_nodes_that_are_drained_run_once_each() -> None:
     states: Counter[str] = Counter()
     for seed in range(8):
-        outcome = command.run_seed(seed, actors=True, nodes=3, drains=True)
+        outcome = command.run_seed(seed, Kind(actors=True, nodes=3, drains=True))
         assert not outcome.failure, outcome.failure
         states.update(outcome.states)
     assert states["ActorDrained"], "an actor has moved"
@@ -289,7 +255,7 @@ def test_calls_of_actors_on_nodes_that_are_drained_run_once_each() -> None:
 def test_programs_on_a_node_without_cpus_end_with_the_right_values_while_others_join() -> None:
     states: Counter[str] = Counter()
     for seed in range(8):
-        outcome = command.run_seed(seed, nodes=3, bare=True)
+        outcome = command.run_seed(seed, Kind(nodes=3, bare=True))
         assert not outcome.failure, outcome.failure
         states.update(outcome.states)
     assert states["Notice"], "something waits for a node that has yet to join"
@@ -298,7 +264,7 @@ def test_programs_on_a_node_without_cpus_end_with_the_right_values_while_others_
 def test_durable_values_outlive_nodes_and_daemons() -> None:
     states: Counter[str] = Counter()
     for seed in (*range(6), 84):  # 84: a daemon had died before it had written the job, and the next one gave up what others held of it
-        outcome = command.run_seed(seed, nodes=3, durable=True)
+        outcome = command.run_seed(seed, Kind(nodes=3, durable=True))
         assert not outcome.failure, outcome.failure
         states.update(outcome.states)
     assert states["node ended"]
@@ -308,7 +274,7 @@ def test_durable_values_outlive_nodes_and_daemons() -> None:
 def test_the_next_driver_finds_the_detached_actors_of_one_that_has_died() -> None:
     states: Counter[str] = Counter()
     for seed in (*range(5), 81, 82, 113, 159):  # The others found what a restarted head and the stop of a creator did to them.
-        outcome = command.run_seed(seed, nodes=3, detached=True)
+        outcome = command.run_seed(seed, Kind(nodes=3, detached=True))
         assert not outcome.failure, outcome.failure
         states.update(outcome.states)
     assert states["detached actor found"] > states["detached actor found that nobody relied on"] > 0
@@ -318,7 +284,7 @@ def test_streams_end_with_the_right_values_on_several_nodes() -> None:
     states: Counter[str] = Counter()
     failures = {}
     for seed in range(15):
-        outcome = command.run_seed(seed, nodes=3, streams=True)
+        outcome = command.run_seed(seed, Kind(nodes=3, streams=True))
         states.update(outcome.states)
         if outcome.failure:
             failures[seed] = outcome.failure
@@ -336,11 +302,11 @@ def test_every_kind_of_fault_of_nodes_is_reached() -> None:
     assert missing == set()
 
 
-@pytest.mark.parametrize("kind", ["", "actors", "circles"])
-def test_no_process_depends_on_the_clock_of_another(kind: str) -> None:
+@pytest.mark.parametrize("kind", [Kind(), Kind(actors=True), Kind(circles=True)], ids=lambda kind: " ".join(kind.arguments()))
+def test_no_process_depends_on_the_clock_of_another(kind: Kind) -> None:
     """Messages carry durations, and moments that only people read: the monotonic clocks of two machines have nothing in common."""
-    kinds = {kind: True} if kind else {}
-    failures = {seed: outcome.failure for seed in range(30) if (outcome := command.run_seed(seed, clocks=True, **kinds)).failure}
+    clocks = Kind(clocks=True)
+    failures = {seed: outcome.failure for seed in range(30) if (outcome := command.run_seed(seed, clocks | kind)).failure}
     assert failures == {}
 
 
@@ -381,39 +347,51 @@ def test_a_stream_of_a_method_is_certain_unless_its_node_may_die() -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_broken_variant_is_caught(name: str) -> None:
+    """By its reproduction if there is one, else by programs of the kind that finds it."""
     first = FIRST.get(name, 0)
     kind = kind_of(name)
     with applied(name):
-        order = (*range(first, first + 5), *range(VARIANT_SEEDS // kind["nodes"]))
-        failures = (command.run_seed(seed, **kind).failure for seed in order)
-        assert any(failure and SAYS.get(name, "") in failure for failure in failures), (
-            f"no seed notices it; python -m tests.sim --variant {name} --seeds 2000 may find one for FIRST"
+        if name in REPRODUCTIONS:
+            failures = REPRODUCTIONS[name].failures(reproductions.SEEDS)
+        else:
+            seeds = dict.fromkeys((*range(first, first + 5), *range(VARIANT_SEEDS // kind.nodes)))
+            failures = (command.run_seed(seed, kind).failure for seed in seeds)
+        assert any(shows(name, failure) for failure in failures), (
+            f"nothing shows it; python -m tests.sim --variant {name} --seeds 2000 may find a seed, --reduce SEED stores what shows it"
         )
+
+
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+def test_a_reproduction_shows_its_mistake_and_nothing_else(name: str) -> None:
+    assert list(REPRODUCTIONS[name].failures(range(8))) == []
+    assert reproductions.parse(REPRODUCTIONS[name].text()) == REPRODUCTIONS[name]
+    assert name in VARIANTS
+    assert name not in FIRST
 
 
 def test_a_second_hop_is_seen_where_the_task_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not only by the message that passes it on."""
     monkeypatch.setattr(Invariants, "_delegated", lambda *_: None)
     with applied("second-hop"):
-        failures = (command.run_seed(seed, nodes=3).failure for seed in range(VARIANT_SEEDS))
+        failures = (command.run_seed(seed, Kind(nodes=3)).failure for seed in range(VARIANT_SEEDS))
         assert any("which is not its home" in failure for failure in failures)
 
 
 def test_a_failing_world_is_shrunk_to_one_that_fails_alike_with_fewer_faults_and_statements() -> None:
     with applied("copied-values-not-released"):
         # From 3 on: its world runs quickly, and is run a hundred times.
-        whole = next(outcome for outcome in command.run_seeds(range(3, VARIANT_SEEDS), 1, nodes=3) if outcome.failure)
-        began = World(whole.seed, nodes=3)
-        found = shrinking.shrink(whole.seed, command.run_seed, nodes=3)
-        assert shrinking.kind_of(found.result.failure) == shrinking.kind_of(whole.failure)
+        whole = next(outcome for outcome in command.run_seeds(range(3, VARIANT_SEEDS), 1, Kind(nodes=3)) if outcome.failure)
+        began = World(whole.seed, Kind(nodes=3))
+        found = shrinking.shrink(whole.seed, Kind(nodes=3))
+        assert shrinking.without_names(found.result.failure) == shrinking.without_names(whole.failure)
         assert len(found.program.statements) < len(began.program.statements)
         assert sum(map(bool, found.faults)) + sum(map(bool, found.faults.nodes)) < sum(map(bool, began.faults)) + sum(
             map(bool, began.faults.nodes)
         )
-        again = command.run_seed(whole.seed, nodes=3, reduced=(found.faults, found.program))
+        again = command.run_seed(whole.seed, Kind(nodes=3), reduced=(found.faults, found.program))
         assert again.failure == found.result.failure
     with pytest.raises(ValueError, match="does not fail"):
-        shrinking.shrink(whole.seed, command.run_seed, nodes=3)
+        shrinking.shrink(whole.seed, Kind(nodes=3))
 
 
 def test_variants_have_the_signatures_of_the_originals() -> None:
@@ -427,7 +405,7 @@ def test_variants_have_the_signatures_of_the_originals() -> None:
 
 
 def test_there_are_enough_variants_and_they_are_undone() -> None:
-    assert len(VARIANTS) >= 10
+    assert len(VARIANTS) >= 95
     patched = {(owner, method) for patches in VARIANTS.values() for owner, method, _ in patches}
     before = {(owner, method): getattr(owner, method) for owner, method in patched}
     for name, patches in VARIANTS.items():
@@ -451,7 +429,7 @@ def test_every_kind_of_fault_and_every_state_is_reached(actors: bool) -> None:
     states: Counter[str] = Counter()
     missing = set(command.EXPECTED_STATES + (command.EXPECTED_OF_ACTORS if actors else ()))
     for seed in range(400):
-        states.update(command.run_seed(seed, actors=actors).states)
+        states.update(command.run_seed(seed, Kind(actors=actors)).states)
         missing = {name for name in missing if not states[name]}
         if not missing:
             return
@@ -501,7 +479,7 @@ def test_only_what_attempts_have_submitted_that_died_with_their_node_is_void() -
 
 
 def test_what_the_children_of_an_attempt_have_become_is_not_judged_while_its_worker_is_killed() -> None:
-    world = World(0, faults=STEADY, program=Program((call(0, task(1, ("sleep", 1.0))), get((0, mix(1, 0)))), 1), nodes=2)
+    world = World(0, Kind(nodes=2), faults=STEADY, program=Program((call(0, task(1, ("sleep", 1.0))), get((0, mix(1, 0)))), 1))
     while not (frames := [(node, worker, frame) for node in world.nodes for worker in node.workers.values() for frame in worker.stack]):
         world.step()
     ((node, worker, frame),) = frames
@@ -517,7 +495,7 @@ def test_a_result_of_an_actor_may_be_lost_if_the_daemons_of_its_node_and_of_its_
     actor = ("make", 0, ACTOR, task(1), (("max_restarts", 1), there), ())
     calls = (invoke(1, 0, task(2, size=200_000)), invoke(2, 0, task(3, ("sleep", 4.0))), get((2, mix(3, 0))))
     program = Program((actor, *calls, ("peek", ((1, mix(2, 0), ()),))), 0)
-    world = World(0, faults=STEADY, program=program, nodes=2, settings={"worker_idle_seconds": 60.0})
+    world = World(0, Kind(nodes=2), faults=STEADY, program=program, settings={"worker_idle_seconds": 60.0})
     world.after(2.0, world.nodes[0].kill_daemon)
     world.after(2.001 if both else 3.0, world.nodes[1].kill_daemon)
     assert world.run().failure == ""
@@ -526,7 +504,7 @@ def test_a_result_of_an_actor_may_be_lost_if_the_daemons_of_its_node_and_of_its_
 
 
 def test_a_node_that_died_while_it_was_stopped_is_excused_until_the_first_turn_of_its_daemon() -> None:
-    world = World(0, faults=STEADY, program=Program((), 0), nodes=2)
+    world = World(0, Kind(nodes=2), faults=STEADY, program=Program((), 0))
     node = world.nodes[1]
     while not node.joined_as:
         world.step()
@@ -568,7 +546,7 @@ def test_what_stands_for_the_value_of_a_handle_is_not_judged_as_a_value() -> Non
 @pytest.mark.parametrize("lives", [True, False])
 def test_an_actor_that_has_died_is_made_again_although_its_home_has_not_acknowledged_that_it_was_made(lives: bool) -> None:
     """The node does not send that end again, or leaves the actor out of it."""
-    world = World(0, faults=STEADY, program=Program((), 0), nodes=2)
+    world = World(0, Kind(nodes=2), faults=STEADY, program=Program((), 0))
     home, executor = world.nodes
     while executor.identifier not in home.daemon.scheduler.tables.nodes:
         world.step()
@@ -588,7 +566,7 @@ def test_an_actor_that_has_died_is_made_again_although_its_home_has_not_acknowle
 
 def of_three() -> tuple[World, Any, Any]:
     """A steady world of three nodes, with the last two, which have met."""
-    world = World(0, faults=STEADY, program=Program((), 0), nodes=3)
+    world = World(0, Kind(nodes=3), faults=STEADY, program=Program((), 0))
     _, executor, home = world.nodes
     while executor.identifier not in home.daemon.scheduler.tables.nodes:
         world.step()
@@ -693,8 +671,8 @@ CUT_HERE = {
 def test_programs_end_with_the_right_values_where_frames_are_small() -> None:
     cut: Counter[str] = Counter()
     for seed in range(8):
-        for kind in ({}, {"actors": True}, {"circles": True}):
-            world = World(seed, settings=SMALL_FRAMES, **kind)
+        for kind in (Kind(), Kind(actors=True), Kind(circles=True)):
+            world = World(seed, kind, settings=SMALL_FRAMES)
             assert world.run().failure == "", (seed, kind)
             cut.update(world.network.cut)
     assert cut.keys() >= CUT_HERE
@@ -711,7 +689,7 @@ def test_programs_end_with_the_right_values_where_rows_are_small(monkeypatch: py
             missing["calls"] += sum(row[4].count(None) for row in message.rows if len(row) > 3)
 
     for seed in range(24):
-        assert World(seed, settings={"inline_bytes": 1}, observer=observe, actors=True).run().failure == "", seed
+        assert World(seed, Kind(actors=True), settings={"inline_bytes": 1}, observer=observe).run().failure == "", seed
     assert missing["tasks"]
     assert missing["calls"]
 
@@ -728,7 +706,7 @@ def test_a_circle_ends_with_its_driver(light: bool) -> None:
     first = invoke(2, 0, task(4, second, get((2, mix(mix(5, mix(6, 0)), 0)))), inside=(0, 1))
     makes = tuple((*make(slot, task(slot))[:2], LIGHT if light else ACTOR, *make(slot, task(slot))[3:]) for slot in range(2))
     faults = STEADY._replace(driver_crash=True, window=1e6)
-    world = World(0, faults=faults, program=Program((*makes, first, ("timed", 2, 30.0)), 0), cpus=2, circles=True)
+    world = World(0, Kind(circles=True), faults=faults, program=Program((*makes, first, ("timed", 2, 30.0)), 0), cpus=2)
     world.after(2.0, lambda: world.driver.die("killed"))
     outcome = world.run()
     assert outcome.failure == ""
@@ -741,7 +719,7 @@ def test_a_circle_is_seen_by_way_of_a_task_whose_home_is_any_node(number: int) -
     """The actor waits for a task, and that for a call of the actor, as an argument. The driver is warned and kills the actor."""
     closing = task(1, invoke(1, 0, task(2)), call(2, task(3), needs=(1,)), get((2, ("ActorDiedError", "TaskCancelledError"))))
     program = Program((make(0, task(0)), invoke(1, 0, closing, inside=(0,)), get((1, ("ActorDiedError",)))), 0)
-    world = World(0, faults=STEADY, program=program, nodes=2, circles=True)
+    world = World(0, Kind(nodes=2, circles=True), faults=STEADY, program=program)
     home = world.nodes[number - 1]
     world.driver = Driver(world, home, world.incarnation(), home.supervisor.pid(), program)
     assert world.run().failure == ""

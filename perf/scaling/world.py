@@ -19,6 +19,7 @@ from perf.scaling.costs import Costs
 from tests.sim.agenda import Agenda
 from tests.sim.bodies import StackFrame
 from tests.sim.drivers import Driver
+from tests.sim.kinds import ONE_NODE
 from tests.sim.network import Faults, Network
 from tests.sim.node import Node, SimDaemon
 from tests.sim.programs import Program
@@ -254,8 +255,7 @@ class Cluster(Agenda):
         self.shape = random.Random("shape")
         self.orders = random.Random("orders")
         self.frame_rows = FRAME_ROWS
-        self.circling = False
-        self.watches = False
+        self.kind = ONE_NODE
         self.cancel_forgotten = False
         self.cancellers: dict[bytes, set[bytes]] = {}
         self.calls: Any = Nobody()

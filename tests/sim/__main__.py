@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+from tests.sim.kinds import Kind, add_options
 from tests.sim.network import Faults
+from tests.sim.reproductions import PLACE, SHARE_LEAST, reduce
 from tests.sim.shrinking import shrink
 from tests.sim.transfers import TransferResult, transfer_world
-from tests.sim.variants import VARIANTS, applied, kind_of
-from tests.sim.world import World, WorldResult
+from tests.sim.variants import VARIANTS, applied, kind_of, shows
+from tests.sim.world import World, WorldResult, run_seed
 from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
 
 EXPECTED_STATES = (
@@ -195,19 +196,9 @@ SHRUNK_MOST = 3
 """Failing seeds of one run that are shrunk. A fault that fails many worlds is found in the first."""
 
 
-def run_seed(seed: int, **kind: Any) -> WorldResult:
-    """Run one world of a kind: arguments of ``World``. An exception that a machine raises becomes the result's failure."""
-    try:
-        return World(seed, **kind).run()
-    except Exception as error:  # The simulator searches for every exception that a machine can raise.
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
-        return WorldResult(seed, text, 0, Counter())
-
-
-def run_seeds(seeds: Iterable[int], jobs: int, **kind: Any) -> Iterator[WorldResult]:
+def run_seeds(seeds: Iterable[int], jobs: int, kind: Kind) -> Iterator[WorldResult]:
     """Run many worlds in ``jobs`` processes; with more than one, results come in any order."""
-    run = partial(run_seed, **kind)
+    run = partial(run_seed, kind=kind)
     if jobs <= 1:
         yield from map(run, seeds)
         return
@@ -228,24 +219,24 @@ def readable(value: object) -> str:
     return repr(value)
 
 
-def trace(seed: int, **kind: Any) -> int:
+def trace(seed: int, kind: Kind, **more: Any) -> int:
     """Print every message and event of one world. Return 1 if the world failed, else 0."""
 
     def show(now: float, source: str, to: str, message: object) -> None:
         line = f"{source} -> {to} {readable(message)}" if source or to else f"*** {message[0]}"  # type: ignore[index]
         print(f"{now - 100.0:10.4f} {line}"[:400])
 
-    world = World(seed, observer=show, **kind)
+    world = World(seed, kind, observer=show, **more)
     print(world.faults)
     outcome = world.run()
     print(outcome.failure or "all is well")
     return bool(outcome.failure)
 
 
-def show_shrunk(seed: int, traced: bool, **kind: Any) -> int:
+def show_shrunk(seed: int, kind: Kind, traced: bool) -> int:
     """Print the smallest world found that fails like this one, with its trace if asked. Return 1, or 0 if the world does not fail."""
     try:
-        found = shrink(seed, run_seed, **kind)
+        found = shrink(seed, kind)
     except ValueError as error:
         print(error)
         return 0
@@ -254,7 +245,7 @@ def show_shrunk(seed: int, traced: bool, **kind: Any) -> int:
     for statement in found.program.statements:
         print(f"    {statement}"[:400])
     if traced:
-        trace(seed, reduced=(found.faults, found.program), **kind)
+        trace(seed, kind, reduced=(found.faults, found.program))
     return 1
 
 
@@ -264,34 +255,36 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=100, help="how many worlds")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes to use")
-    parser.add_argument("--actors", action="store_true", help="programs with actors")
-    parser.add_argument("--circles", action="store_true", help="programs whose actors wait for each other, some of them in circles")
-    parser.add_argument("--nodes", type=int, default=1, help="nodes of the world")
-    parser.add_argument("--restarts", action="store_true", help="of all faults of nodes, only restarts of their daemons")
-    parser.add_argument("--drains", action="store_true", help="programs with actors; nodes are drained, and nothing else happens to them")
-    parser.add_argument("--bare", action="store_true", help="programs on a node without CPUs, while others join late")
-    parser.add_argument("--detached", action="store_true", help="programs with detached actors, which another driver looks for")
-    parser.add_argument("--streams", action="store_true", help="programs with tasks (and with --actors, methods) that yield")
-    parser.add_argument("--durable", action="store_true", help="programs with durable values, which outlive nodes and daemons")
-    parser.add_argument("--groups", action="store_true", help="programs with tasks (and with --actors, actors) in placement groups")
-    parser.add_argument("--elsewhere", action="store_true", help="programs whose driver waits for one task on another node after the other")
+    add_options(parser)
     parser.add_argument(
         "--variant", choices=sorted(VARIANTS), metavar="NAME", help="break the machines in this way; seeds that fail are then a success"
     )
     parser.add_argument("--trace", type=int, metavar="SEED", help="show everything that happens in one world")
     parser.add_argument("--shrink", type=int, metavar="SEED", help="find a smaller world that fails like this one, and show it")
+    parser.add_argument("--reduce", type=int, metavar="SEED", help="store a reproduction of a world in which a variant is seen")
     parser.add_argument("--transfers", action="store_true", help="worlds of transfer agents, without programs")
     options = parser.parse_args(arguments)
     if options.transfers:
         return survey_transfers(range(options.start, options.start + options.seeds))
-    # A number of nodes counts as the kinds do: the larger one wins.
-    kind = {name: max(getattr(options, name), least) for name, least in kind_of(options.variant).items()}
+    kind = Kind.of(options) | kind_of(options.variant)
+    if options.reduce is not None:
+        return store_reproduction(options.variant, options.reduce, kind)
     with applied(options.variant):
         if options.trace is not None:
-            return trace(options.trace, **kind)
+            return trace(options.trace, kind)
         if options.shrink is not None:
-            return show_shrunk(options.shrink, True, **kind)
-        return survey(range(options.start, options.start + options.seeds), options.jobs, options.variant, **kind)
+            return show_shrunk(options.shrink, kind, True)
+        return survey(range(options.start, options.start + options.seeds), options.jobs, options.variant, kind)
+
+
+def store_reproduction(variant: str, seed: int, kind: Kind) -> int:
+    """Reduce a world in which a variant is seen, and store what is left. Return 1 if that shows the mistake in too few worlds."""
+    found, share = reduce(variant, seed, kind)
+    print(f"{variant}: {len(found.statements)} statements; {share:.0%} of its worlds fail")
+    if share < SHARE_LEAST:
+        return 1
+    (PLACE / f"{variant}.txt").write_text(found.text())
+    return 0
 
 
 def survey_transfers(seeds: range) -> int:
@@ -308,64 +301,42 @@ def run_transfers(seed: int) -> TransferResult:
     return transfer_world(seed).run()
 
 
-def survey(
-    seeds: range,
-    jobs: int,
-    variant: str | None,
-    actors: bool = False,
-    circles: bool = False,
-    nodes: int = 1,
-    restarts: bool = False,
-    groups: bool = False,
-    streams: bool = False,
-    drains: bool = False,
-    bare: bool = False,
-    durable: bool = False,
-    elsewhere: bool = False,
-    detached: bool = False,
-) -> int:
+def expected_of(kind: Kind) -> tuple[str, ...]:
+    """States that many worlds of a kind must reach."""
+    if kind.elsewhere:
+        return EXPECTED_ELSEWHERE
+    if kind.drains:
+        return EXPECTED_OF_DRAINS
+    if kind.groups and kind.actors:
+        return EXPECTED_OF_GROUPED_ACTORS
+    if kind.bare:
+        return EXPECTED_OF_BARE
+    if kind.detached:
+        return EXPECTED_OF_DETACHED
+    if kind.nodes > 1:
+        return EXPECTED_OF_RESTARTS if kind.restarts else EXPECTED_OF_RELAYS if kind.actors else EXPECTED_OF_NODES
+    if kind.circles:
+        return EXPECTED_OF_CIRCLES
+    return EXPECTED_STATES + (EXPECTED_OF_ACTORS if kind.actors else ())
+
+
+def survey(seeds: range, jobs: int, variant: str | None, kind: Kind) -> int:
     """Run these seeds and print a summary. With a variant, stop at the first failure and return 0 if there is one."""
     began = time.perf_counter()
     failed = done = 0
     states: Counter[str] = Counter()
-    kind = {
-        "actors": actors,
-        "circles": circles,
-        "nodes": nodes,
-        "restarts": restarts,
-        "groups": groups,
-        "streams": streams,
-        "drains": drains,
-        "bare": bare,
-        "durable": durable,
-        "elsewhere": elsewhere,
-        "detached": detached,
-    }
-    for outcome in run_seeds(seeds, jobs, **kind):
+    for outcome in run_seeds(seeds, jobs, kind):
         done += 1
         states.update({name: 1 for name, count in outcome.states.items() if count > 0})
-        if outcome.failure:
+        if shows(variant, outcome.failure) if variant else outcome.failure:
             failed += 1
             print(f"seed {outcome.seed} fails: {outcome.failure[:500]}")
-            more = (
-                (" --actors" if actors else "")
-                + (" --circles" if circles else "")
-                + (f" --nodes {nodes}" if nodes > 1 else "")
-                + (" --restarts" if restarts else "")
-                + (" --groups" if groups else "")
-                + (" --streams" if streams else "")
-                + (" --drains" if drains else "")
-                + (" --bare" if bare else "")
-                + (" --durable" if durable else "")
-                + (" --elsewhere" if elsewhere else "")
-                + (" --detached" if detached else "")
-                + (f" --variant {variant}" if variant else "")
-            )
-            print(f"    python -m tests.sim --trace {outcome.seed}{more}")
+            more = [*kind.arguments(), *(("--variant", variant) if variant else ())]
+            print(f"    python -m tests.sim {' '.join(('--trace', str(outcome.seed), *more))}")
             if variant:
                 break
             if failed <= SHRUNK_MOST:
-                show_shrunk(outcome.seed, False, **kind)
+                show_shrunk(outcome.seed, kind, False)
         if done % 200 == 0:
             print(f"{done} seeds, {failed} failed, {done / (time.perf_counter() - began):.0f} seeds/s", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - began
@@ -373,24 +344,7 @@ def survey(
     if variant:
         print("caught" if failed else "NOT caught")
         return not failed
-    expected = (
-        EXPECTED_ELSEWHERE
-        if elsewhere
-        else EXPECTED_OF_DRAINS
-        if drains
-        else EXPECTED_OF_GROUPED_ACTORS
-        if groups and actors
-        else EXPECTED_OF_BARE
-        if bare
-        else EXPECTED_OF_DETACHED
-        if detached
-        else (EXPECTED_OF_RESTARTS if restarts else EXPECTED_OF_RELAYS if actors else EXPECTED_OF_NODES)
-        if nodes > 1
-        else EXPECTED_OF_CIRCLES
-        if circles
-        else EXPECTED_STATES + (EXPECTED_OF_ACTORS if actors else ())
-    )
-    missing = [name for name in expected if not states[name]] if len(seeds) >= 200 else []
+    missing = [name for name in expected_of(kind) if not states[name]] if len(seeds) >= 200 else []
     print(f"{len(states)} states reached" + (f"; never: {', '.join(missing)}" if missing else ""))
     return bool(failed or missing)
 

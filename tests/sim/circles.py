@@ -179,7 +179,7 @@ class WaitGraph:
         """Fail if an actor was refused to wait for these objects although it does not wait for itself."""
         assert frame.item is not None
         self.world.states["circle refused"] += 1
-        if not self.world.circling or not self._waits_for_itself(process, frame, wanted):
+        if not self.world.kind.circles or not self._waits_for_itself(process, frame, wanted):
             names = ", ".join(map(short, wanted))
             self.world.fail(f"{process.name}: {short(frame.item.row[0])} is refused to wait for {names}, which is no circle")
 
@@ -187,7 +187,7 @@ class WaitGraph:
         """Check a warning that the scheduler sends to the driver."""
         if "wait for each other" not in text:
             return
-        if not self.world.circling:
+        if not self.world.kind.circles:
             self.world.fail(f"the driver is warned that {text}, and no program makes such a circle")
         self.world.states["circle warned"] += 1
         circle = dict(next(circle for circle, warning in deadlocks.warned.items() if warning == text))

@@ -491,7 +491,7 @@ class Process:
 
     def drop(self, identifier: bytes) -> None:
         """Drop one ref, and perhaps watch for the last one."""
-        if self.world.watches and not crc32(identifier) % 2 and identifier[:TASK_BYTES] not in self.machine.calls.targets:
+        if self.world.kind.watches and not crc32(identifier) % 2 and identifier[:TASK_BYTES] not in self.machine.calls.targets:
             self.machine.last.add(identifier, self.world.last_dropped, True)
         self.machine.dropped.append(identifier)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.sim.kinds import Kind
 from tests.sim.network import Faults
 from tests.sim.node import node_identifier
 from tests.sim.programs import ACTOR, HALF, PLAIN, WIDE, Program
@@ -83,7 +84,7 @@ def _kill_worker(world: World) -> None:
 def _replace_node(world: World) -> None:
     """Kill the second node; a third one joins once it is dead for the cluster."""
     world.nodes[1].end("kill -9")
-    world.after(world.config.node_lease + 1.0, lambda: world.start_node(3, 16))
+    world.after(world.config.node_lease + 1.0, lambda: world.start_node(3))
 
 
 def _kill_daemon(world: World) -> None:
@@ -222,12 +223,12 @@ def render(name: str) -> str:
     transcript = _Transcript()
     world = World(
         0,
+        Kind(nodes=scenario.nodes),
         faults=STEADY,
         program=Program(scenario.statements, 0),
         observer=transcript.record,
         pieces=scenario.pieces,
         cpus=scenario.cpus,
-        nodes=scenario.nodes,
         settings={"workers_max": 4, "inline_depth": 100, "prefetch_tasks": 64, "worker_idle_seconds": 60.0, "spill_after": 0.02},
     )
     transcript.world = world

@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from tests.sim.kinds import Kind
 from tests.sim.network import Faults
 from tests.sim.programs import Program
-from tests.sim.world import World, WorldResult
+from tests.sim.world import World, WorldResult, run_seed
 
 ATTEMPTS = 600
 """The most worlds that are run to shrink one."""
@@ -32,18 +33,20 @@ class Shrunk(NamedTuple):
     attempts: int
 
 
-def shrink(seed: int, run: Callable[..., WorldResult], attempts: int = ATTEMPTS, **kind: Any) -> Shrunk:
-    """Shrink the world of a seed and a kind (arguments of ``World``). ``run`` runs one: ``run(seed, faults=..., program=..., **kind)``.
+def shrink(seed: int, kind: Kind, attempts: int = ATTEMPTS) -> Shrunk:
+    """Shrink the world of a seed and a kind. Raises ``ValueError`` if it does not fail."""
+    world = World(seed, kind)
+    return shrink_world(world.faults, world.program, lambda faults, program: run_seed(seed, kind, reduced=(faults, program)), attempts)
 
-    Raises ``ValueError`` if it does not fail.
-    """
-    world = World(seed, **kind)
-    shrinker = _Shrinker(lambda faults, program: run(seed, reduced=(faults, program), **kind), attempts, world.faults, world.program)
+
+def shrink_world(faults: Faults, program: Program, run: Run, attempts: int) -> Shrunk:
+    """Shrink faults and a program; ``run`` runs a world with them. Raises ``ValueError`` if the first one does not fail."""
+    shrinker = _Shrinker(run, attempts, faults, program)
     shrinker.shrink()
     return Shrunk(shrinker.faults, shrinker.program, shrinker.result, shrinker.attempts)
 
 
-def kind_of(failure: str) -> str:
+def without_names(failure: str) -> str:
     """Return a failure without the names and numbers in it."""
     return _NAMES.sub("#", failure)
 
@@ -58,7 +61,7 @@ class _Shrinker:
         self.result = run(faults, program)
         if not self.result.failure:
             raise ValueError(f"the world of seed {self.result.seed} does not fail")
-        self._kind = kind_of(self.result.failure)
+        self._failure = without_names(self.result.failure)
 
     def shrink(self) -> None:
         """Try what leaves out most first, until nothing more can be left out or the worlds are used up."""
@@ -101,7 +104,7 @@ class _Shrinker:
             return False
         self.attempts += 1
         result = self._run(faults, program)
-        if kind_of(result.failure) != self._kind:
+        if without_names(result.failure) != self._failure:
             return False
         self.faults, self.program, self.result = faults, program, result
         return True

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Protocol
 
 from tests.sim.arena import SimArena
 from tests.sim.bodies import Ancestry, StackFrame
+from tests.sim.kinds import Kind
 from tests.sim.network import Faults, Network
 from zfabric.config import Config
 from zfabric.protocol import messages as m
@@ -125,10 +126,7 @@ class Surroundings(Time, Protocol):
     """Decides the order in which frames to several receivers are sent."""
     frame_rows: int
     """Rows after which a process begins another frame. It may die between any two frames."""
-    watches: bool
-    """Whether processes watch for the last refs of what they drop."""
-    circling: bool
-    """Whether actors of the program may wait for each other in circles."""
+    kind: Kind
     cancel_forgotten: bool
     """Whether a cancelled task ended normally because a restarted daemon had lost the cancel (``docs/limits.md``)."""
     cancellers: dict[bytes, set[bytes]]

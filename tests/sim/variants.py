@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tests.sim.kinds import ONE_NODE, Kind
 from zfabric.machines.client.calls import Calls
 from zfabric.machines.client.machine import Client
 from zfabric.machines.client.retention import PassedReferences
@@ -70,6 +71,7 @@ from zfabric.protocol.messages import DEAD
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
 """(class or module, method, function from the right method to the broken one)"""
+Patches = tuple[Patch, ...]
 
 
 def _nothing(_: Any) -> Any:
@@ -342,7 +344,7 @@ def _given_up_is_over(right: Any) -> Any:
 
 def _reported_once(right: Any) -> Any:
     """An actor reports outcomes once, and does not repeat them to a daemon that has not received them."""
-    return lambda self: (self._unsaid.clear(), ())[1]
+    return lambda self: (self._unsent_reports.clear(), ())[1]
 
 
 def _all_not_run(right: Any) -> Any:
@@ -864,117 +866,230 @@ def _actors_outside_of_bundles(right: Any) -> Any:
     return host
 
 
-VARIANTS: dict[str, tuple[Patch, ...]] = {
-    "pins-not-reported-again": ((Client, "rejoin", _pins_not_reported_again),),
-    "release-before-hold": ((Client, "take_before_releases", _release_first),),
-    "answer-before-commit": ((ControlStore, "_hand_over", _answer_before_commit),),
-    "take-back-presumed": ((Dispatcher, "overdue", _take_back_presumed),),
-    "dispatched-twice": ((Dispatcher, "_assign", _dispatched_task_still_queued),),
-    "fetchers-forgotten": ((Outcomes, "announce", _forget_fetchers),),
-    "freed-while-named": ((References, "release", _free_though_pinned),),
-    "holders-not-reported-again": ((Recovery, "_take_hold", _holders_not_reported_again),),
-    "begun-given-back": ((Worker, "on_take_back", _begun_task_given_back),),
-    "queue-kept-while-waiting": ((Worker, "block", _queue_retained_while_blocked),),
-    "frames-not-repeated": ((Link, "due", _no_repeats),),
-    "duplicates-delivered": ((Link, "receive", _duplicates_delivered),),
-    "prefetched-tasks-lost": ((Outcomes, "worker_lost", _prefetched_tasks_lost),),
-    "lent-cpu-kept": ((Dispatcher, "unblocked", _lent_cpu_not_returned),),
-    "recovery-too-early": ((Rejoining, "on_process_table", _recover_at_once),),
-    "retry-without-new-attempt": ((Outcomes, "again", _retry_same_attempt),),
-    "attempts-come-again": ((Tables, "__init__", _attempts_come_again),),
-    "rows-not-reported-again": ((Recovery, "_enter_submitted", _rows_forgotten),),
-    "located-without-pin": ((StoreTables, "tell", _located_without_pin),),
-    "lineage-never-dropped": ((References, "_forget", _lineage_never_dropped),),
-    "early-outcome-ignored": ((Outcomes, "_ended_early", _nothing),),
-    "direct-tasks-not-reported-again": ((DirectSubmissions, "_report_again", _nothing),),
-    "late-end-counts": ((Outcomes, "give_up", _late_end_counts),),
-    "given-up-is-over": ((Outcomes, "give_up", _given_up_is_over),),
-    "given-up-forgotten": ((Stopping, "still_running", _nothing),),
-    "reported-once": ((Mailbox, "unrecorded", _reported_once),),
-    "given-away-unvoided": ((StoreTables, "vacate", _given_away_unvoided),),
-    "expected-not-reported-again": ((Recovery, "_take_expect", _nothing),),
-    "callers-forgotten": ((ActorDirectory, "process_gone", _nothing),),
-    "all-not-run": ((Calls, "_fail", _all_not_run),),
-    "retried-backwards": ((Calls, "_interrupted", _retried_backwards),),
-    "retried-for-ever": ((Calls, "_may_retry", _retried_for_ever),),
-    "handles-go-first": ((Calls, "takes_over", _handle_released_first),),
-    "last-handle-unnoticed": ((ActorDirectory, "on_unreferenced", _nothing),),
-    "accepted-twice": ((Mailbox, "accept", _accepted_twice),),
-    "newest-call-first": ((Worker, "begin", _newest_call_first),),
-    "actor-made-again-too-early": ((Rejoining, "on_process_table", _recover_at_once),),
-    "kill-ends-neighbours": ((ActorDirectory, "_end", _kill_ends_neighbours),),
-    "called-while-it-waits": ((ActorQueues, "set_aside", _nothing),),
-    "stops-do-not-overtake": ((Mailbox, "stop_later", _nothing),),
-    "logged-duplicates-run-again": ((CallLog, "answer", _duplicates_run_again),),
-    "logged-results-before-commit": ((ActorLogs, "_write", _results_before_commit),),
-    "log-cut-without-checkpoint": ((ActorLogs, "on_checkpoint", _cut_without_checkpoint),),
-    "checkpoints-forget-outcomes": ((CallLog, "checkpoint", _state_forgets_outcomes),),
-    "outcomes-dropped-too-early": ((CallLog, "_forget", _all_outcomes_dropped),),
-    "checkpoint-while-calls-run": ((Gate, "began", _nothing),),
-    "lost-calls-not-counted": ((ActorLogs, "record_ended", _nothing),),
-    "asked-for-runs-again": ((Mailbox, "accept", _queried_call_runs),),
-    "garbage-never-collected": ((Starvation, "_actors_hold_it", _nothing),),
-    "log-not-dropped": ((ActorLogs, "drop", _nothing),),
-    "rows-of-the-dead-written": ((ActorLogs, "process_gone", _nothing),),
-    "stale-incarnation-commits": ((ActorLogs, "on_log_appended", _written_later), (ActorLogs, "process_gone", _nothing)),
-    "circles-unseen": ((Deadlocks, "look_later", _nothing),),
-    "limits-ignored": ((Deadlocks, "_lasts", _limits_ignored),),
-    "second-hop": ((when, "is_own_work", _passed_on),),
-    "lost-attempts-come-again": ((Outcomes, "node_lost", _lost_attempts_come_again),),
-    "one-lost-task-runs-again": ((Outcomes, "node_lost", _one_task_of_the_dead_runs_again),),
-    "death-not-noticed": ((Peers, "_died", _nothing),),
-    "holds-of-the-dead-stay": ((References, "node_gone", _nothing),),
-    "death-without-durability": ((Registry, "_end", _said_before_deleted),),
-    "lives-on-without-lease": ((Member, "_watch_lease", _lives_on_without_lease),),
-    "early-registration-lost": ((Peers, "on_register_node", _early_registration_lost),),
-    "functions-sent-to-one-node": ((Delegations, "send", _functions_sent_once),),
-    "dead-nodes-awaited": ((Jobs, "node_died", _nothing),),
-    "copies-of-a-dead-agent-lost": ((Copies, "on_agent_ready", _copies_of_a_dead_agent_lost),),
-    "copied-values-not-released": ((Fetching, "_copied", _copied_values_not_released),),
-    "link-begun-anew-on-one-side": ((NodeLink, "_agree", _begun_anew_on_one_side),),
-    "places-not-repeated": ((Repeats, "on_retained_values", _nothing), (PeerRecovery, "take_retained", _nothing)),
-    "ends-forgotten-when-sent": ((Executions, "end_of_turn", _forgotten_when_sent),),
-    "recovered-without-peers": ((PeerRecovery, "on_recovered", _recovered_without_peers),),
-    "failover-on-half-a-picture": ((Failover, "_advance", _taken_over_at_once),),
-    "places-sent-abroad": ((Outcomes, "retain_for_home", _places_sent_abroad),),
-    "attempts-without-node": ((Peers, "on_node_table", _numbers_without_node),),
-    "stalled-registry-kills": ((Registry, "_notice_stall", _stall_not_noticed),),
-    "children-adopted-early": ((Failover, "on_entrust", _children_adopted_early),),
-    "adopted-as-own": ((Executions, "adopt", _adopted_as_own),),
-    "passed-refs-dropped-at-once": ((PassedReferences, "add", _nothing),),
-    "jobs-elsewhere-written-late": ((Jobs, "elsewhere", _written_late),),
-    "ends-pinned-for-the-dead": ((Peers, "_died", _ends_pinned_for_the_dead),),
-    "fence-by-time-only": ((Registry, "on_renew_lease", _dead_nodes_renew), (Registry, "_row_deleted", _dead_nodes_not_told)),
-}
-"""name -> patches"""
-WITH_NODES = frozenset(list(VARIANTS)[list(VARIANTS).index("second-hop") :])
-"""Variants whose mistake needs several nodes."""
-WITH_RESTARTS = frozenset({"places-not-repeated", "adopted-as-own", "passed-refs-dropped-at-once", "jobs-elsewhere-written-late"})
-"""Those of them that are found best where all faults are restarts of daemons."""
-OF_BOTH = frozenset({"fence-by-time-only"})
-"""Those of them that are found where programs have actors, too: their tasks are spread over all nodes."""
-WITH_CIRCLES = frozenset(list(VARIANTS)[list(VARIANTS).index("circles-unseen") :]) - WITH_NODES
-"""Variants whose mistake needs actors that wait for each other."""
-WITH_ACTORS = frozenset(list(VARIANTS)[list(VARIANTS).index("reported-once") :]) - WITH_CIRCLES - WITH_NODES | OF_BOTH
-"""Variants whose mistake needs programs with actors."""
+def _forgotten_when_yielded(right: Any) -> Any:
+    def _free_yielded(self: References, record: Any, stream: Any) -> None:
+        record.named = 0
+        right(self, record, stream)
+
+    return _free_yielded
 
 
-GROUPED: dict[str, tuple[Patch, ...]] = {
-    "committed-too-early": ((Groups, "_go_on", _committed_too_early),),
-    "lost-bundles-not-noticed": ((Groups, "node_died", _nothing),),
-    "groups-outlive-their-job": ((Bundles, "job_ended", _nothing), (Groups, "job_ended", _nothing)),
-}
-"""Variants whose mistake needs placement groups."""
-ACTORS_GROUPED: dict[str, tuple[Patch, ...]] = {
-    "actors-outside-of-bundles": ((Dispatcher, "host", _actors_outside_of_bundles),),
-}
-"""Variants whose mistake needs actors in placement groups."""
-WITH_GROUPED_ACTORS = frozenset(ACTORS_GROUPED)
-WITH_GROUPS = frozenset(GROUPED) | WITH_GROUPED_ACTORS
-VARIANTS.update(GROUPED)
-VARIANTS.update(ACTORS_GROUPED)
+def _all_may_have_begun(right: Any) -> Any:
+    def _interrupted(self: Calls, target: Any, executing: bytes, in_order: bool) -> None:
+        right(self, target, executing, False)
 
-SCRIPTED: dict[str, tuple[Patch, ...]] = {
+    return _interrupted
+
+
+def _never_restarted(right: Any) -> Any:
+    """Nodes without news send a restarted global scheduler no heartbeat."""
+    return lambda self, placer: 0
+
+
+def _never_durable(right: Any) -> Any:
+    """The home of a job that takes over does not ask the head for values that were put on the dead node."""
+    return lambda identifier: NOT_DURABLE
+
+
+def _sent_ahead_as_another_attempt(right: Any) -> Any:
+    def submitted(self: LoneTasks, source: Address, message: m.Submit) -> Ahead | None:
+        ahead: Ahead | None = right(self, source, message)
+        if ahead is None:
+            return None
+        to, delegate = ahead.send
+        return ahead._replace(send=Send(to, delegate._replace(attempt=delegate.attempt + 1)))  # type: ignore[attr-defined]
+
+    return submitted
+
+
+def _not_awaited(right: Any) -> Any:
+    """A restarted head counts no detached actor that another node has yet to report."""
+
+    def lives_here(self: DetachedActors, job: Any) -> bool:
+        return any(each.detached and each.state != DEAD and each.id[:JOB_BYTES] == job.id for each in self.tables.actors.values())
+
+    return lives_here
+
+
+OF_KINDS: tuple[tuple[Kind, dict[str, Patches]], ...] = (
+    (
+        ONE_NODE,
+        {
+            "pins-not-reported-again": ((Client, "rejoin", _pins_not_reported_again),),
+            "release-before-hold": ((Client, "take_before_releases", _release_first),),
+            "answer-before-commit": ((ControlStore, "_hand_over", _answer_before_commit),),
+            "take-back-presumed": ((Dispatcher, "overdue", _take_back_presumed),),
+            "dispatched-twice": ((Dispatcher, "_assign", _dispatched_task_still_queued),),
+            "fetchers-forgotten": ((Outcomes, "announce", _forget_fetchers),),
+            "freed-while-named": ((References, "release", _free_though_pinned),),
+            "holders-not-reported-again": ((Recovery, "_take_hold", _holders_not_reported_again),),
+            "begun-given-back": ((Worker, "on_take_back", _begun_task_given_back),),
+            "queue-kept-while-waiting": ((Worker, "block", _queue_retained_while_blocked),),
+            "frames-not-repeated": ((Link, "due", _no_repeats),),
+            "duplicates-delivered": ((Link, "receive", _duplicates_delivered),),
+            "prefetched-tasks-lost": ((Outcomes, "worker_lost", _prefetched_tasks_lost),),
+            "lent-cpu-kept": ((Dispatcher, "unblocked", _lent_cpu_not_returned),),
+            "recovery-too-early": ((Rejoining, "on_process_table", _recover_at_once),),
+            "retry-without-new-attempt": ((Outcomes, "again", _retry_same_attempt),),
+            "attempts-come-again": ((Tables, "__init__", _attempts_come_again),),
+            "rows-not-reported-again": ((Recovery, "_enter_submitted", _rows_forgotten),),
+            "located-without-pin": ((StoreTables, "tell", _located_without_pin),),
+            "lineage-never-dropped": ((References, "_forget", _lineage_never_dropped),),
+            "early-outcome-ignored": ((Outcomes, "_ended_early", _nothing),),
+            "direct-tasks-not-reported-again": ((DirectSubmissions, "_report_again", _nothing),),
+            "late-end-counts": ((Outcomes, "give_up", _late_end_counts),),
+            "given-up-is-over": ((Outcomes, "give_up", _given_up_is_over),),
+            "given-up-forgotten": ((Stopping, "still_running", _nothing),),
+        },
+    ),
+    (
+        Kind(actors=True),
+        {
+            "reported-once": ((Mailbox, "unrecorded", _reported_once),),
+            "given-away-unvoided": ((StoreTables, "vacate", _given_away_unvoided),),
+            "expected-not-reported-again": ((Recovery, "_take_expect", _nothing),),
+            "callers-forgotten": ((ActorDirectory, "process_gone", _nothing),),
+            "all-not-run": ((Calls, "_fail", _all_not_run),),
+            "retried-backwards": ((Calls, "_interrupted", _retried_backwards),),
+            "retried-for-ever": ((Calls, "_may_retry", _retried_for_ever),),
+            "handles-go-first": ((Calls, "takes_over", _handle_released_first),),
+            "last-handle-unnoticed": ((ActorDirectory, "on_unreferenced", _nothing),),
+            "accepted-twice": ((Mailbox, "accept", _accepted_twice),),
+            "newest-call-first": ((Worker, "begin", _newest_call_first),),
+            "actor-made-again-too-early": ((Rejoining, "on_process_table", _recover_at_once),),
+            "kill-ends-neighbours": ((ActorDirectory, "_end", _kill_ends_neighbours),),
+            "called-while-it-waits": ((ActorQueues, "set_aside", _nothing),),
+            "stops-do-not-overtake": ((Mailbox, "stop_later", _nothing),),
+            "logged-duplicates-run-again": ((CallLog, "answer", _duplicates_run_again),),
+            "logged-results-before-commit": ((ActorLogs, "_write", _results_before_commit),),
+            "log-cut-without-checkpoint": ((ActorLogs, "on_checkpoint", _cut_without_checkpoint),),
+            "checkpoints-forget-outcomes": ((CallLog, "checkpoint", _state_forgets_outcomes),),
+            "outcomes-dropped-too-early": ((CallLog, "_forget", _all_outcomes_dropped),),
+            "checkpoint-while-calls-run": ((Gate, "began", _nothing),),
+            "lost-calls-not-counted": ((ActorLogs, "record_ended", _nothing),),
+            "asked-for-runs-again": ((Mailbox, "accept", _queried_call_runs),),
+            "garbage-never-collected": ((Starvation, "_actors_hold_it", _nothing),),
+            "log-not-dropped": ((ActorLogs, "drop", _nothing),),
+            "rows-of-the-dead-written": ((ActorLogs, "process_gone", _nothing),),
+            "stale-incarnation-commits": ((ActorLogs, "on_log_appended", _written_later), (ActorLogs, "process_gone", _nothing)),
+        },
+    ),
+    (
+        Kind(circles=True),
+        {
+            "circles-unseen": ((Deadlocks, "look_later", _nothing),),
+            "limits-ignored": ((Deadlocks, "_lasts", _limits_ignored),),
+        },
+    ),
+    (
+        Kind(nodes=3),
+        {
+            "second-hop": ((when, "is_own_work", _passed_on),),
+            "lost-attempts-come-again": ((Outcomes, "node_lost", _lost_attempts_come_again),),
+            "one-lost-task-runs-again": ((Outcomes, "node_lost", _one_task_of_the_dead_runs_again),),
+            "death-not-noticed": ((Peers, "_died", _nothing),),
+            "holds-of-the-dead-stay": ((References, "node_gone", _nothing),),
+            "death-without-durability": ((Registry, "_end", _said_before_deleted),),
+            "lives-on-without-lease": ((Member, "_watch_lease", _lives_on_without_lease),),
+            "early-registration-lost": ((Peers, "on_register_node", _early_registration_lost),),
+            "functions-sent-to-one-node": ((Delegations, "send", _functions_sent_once),),
+            "dead-nodes-awaited": ((Jobs, "node_died", _nothing),),
+            "copies-of-a-dead-agent-lost": ((Copies, "on_agent_ready", _copies_of_a_dead_agent_lost),),
+            "copied-values-not-released": ((Fetching, "_copied", _copied_values_not_released),),
+            "link-begun-anew-on-one-side": ((NodeLink, "_agree", _begun_anew_on_one_side),),
+            "ends-forgotten-when-sent": ((Executions, "end_of_turn", _forgotten_when_sent),),
+            "recovered-without-peers": ((PeerRecovery, "on_recovered", _recovered_without_peers),),
+            "failover-on-half-a-picture": ((Failover, "_advance", _taken_over_at_once),),
+            "places-sent-abroad": ((Outcomes, "retain_for_home", _places_sent_abroad),),
+            "attempts-without-node": ((Peers, "on_node_table", _numbers_without_node),),
+            "stalled-registry-kills": ((Registry, "_notice_stall", _stall_not_noticed),),
+            "children-adopted-early": ((Failover, "on_entrust", _children_adopted_early),),
+            "ends-pinned-for-the-dead": ((Peers, "_died", _ends_pinned_for_the_dead),),
+        },
+    ),
+    (
+        Kind(nodes=3, restarts=True),
+        {
+            "places-not-repeated": ((Repeats, "on_retained_values", _nothing), (PeerRecovery, "take_retained", _nothing)),
+            "adopted-as-own": ((Executions, "adopt", _adopted_as_own),),
+            "passed-refs-dropped-at-once": ((PassedReferences, "add", _nothing),),
+            "jobs-elsewhere-written-late": ((Jobs, "elsewhere", _written_late),),
+        },
+    ),
+    (
+        Kind(nodes=3, actors=True),
+        {
+            "fence-by-time-only": ((Registry, "on_renew_lease", _dead_nodes_renew), (Registry, "_row_deleted", _dead_nodes_not_told)),
+            "guests-results-before-commit": ((GuestLogs, "_pass_on", _results_before_home),),
+            "callers-not-translated": ((CallLog, "_stored", _callers_not_translated), (CallLog, "_here", _callers_not_translated)),
+        },
+    ),
+    (
+        Kind(nodes=3, groups=True),
+        {
+            "committed-too-early": ((Groups, "_go_on", _committed_too_early),),
+            "lost-bundles-not-noticed": ((Groups, "node_died", _nothing),),
+            "groups-outlive-their-job": ((Bundles, "job_ended", _nothing), (Groups, "job_ended", _nothing)),
+        },
+    ),
+    (
+        Kind(nodes=3, actors=True, groups=True),
+        {
+            "actors-outside-of-bundles": ((Dispatcher, "host", _actors_outside_of_bundles),),
+        },
+    ),
+    (
+        Kind(nodes=3, streams=True),
+        {
+            "permission-not-passed-on": ((RemoteStreams, "on_allow_yields", _nothing),),
+            "yielded-values-are-no-lineage": ((References, "_free_yielded", _forgotten_when_yielded),),
+        },
+    ),
+    (
+        Kind(nodes=3, actors=True, drains=True),
+        {
+            "calls-of-the-drained-unclear": ((Calls, "_interrupted", _all_may_have_begun),),
+        },
+    ),
+    (
+        Kind(nodes=3, bare=True),
+        {
+            "placed-for-ever": ((GlobalScheduler, "_forget_unconfirmed", _nothing),),
+            "heartbeats-not-repeated": ((Heartbeats, "_restarts_of", _never_restarted),),
+        },
+    ),
+    (
+        Kind(nodes=3, durable=True),
+        {
+            "durable-values-not-read-again": ((failover, "_durability", _never_durable),),
+        },
+    ),
+    (
+        Kind(nodes=3, elsewhere=True),
+        {
+            "sent-ahead-as-another-attempt": ((LoneTasks, "submitted", _sent_ahead_as_another_attempt),),
+        },
+    ),
+    (
+        Kind(nodes=3, detached=True),
+        {
+            "detached-end-with-their-creators": ((stopping, "_outlives_its_parent", lambda right: lambda task: False),),
+            "detached-not-awaited": ((DetachedActors, "lives_here", _not_awaited),),
+        },
+    ),
+)
+"""Variants by the kind of worlds that find them."""
+VARIANTS = {name: patches for _, variants in OF_KINDS for name, patches in variants.items()}
+
+SAYS = {
+    "children-adopted-early": "is at home on",
+    "adopted-as-own": "is at home on",
+    "ends-pinned-for-the-dead": "things name it",
+    "given-away-unvoided": "which belongs to others",
+}
+"""Part of the failure that shows these, if no other invariant is sure to."""
+
+SCRIPTED: dict[str, Patches] = {
     "no-fence": ((Peers, "of_registered", _dead_nodes_heard), (Delegations, "on_ended", _ends_of_the_dead_accepted)),
     "ids-without-home": ((Tables, "homes_of", _ids_without_home),),
     "rows-not-entrusted": ((Entrusting, "_entrust", _nothing),),
@@ -992,130 +1107,14 @@ SCRIPTED: dict[str, tuple[Patch, ...]] = {
 """Variants that need an order of events which chance rarely meets: a test of these events fails (``tests/test_sim.py``)."""
 
 
-RELAYED_LOGS: dict[str, tuple[Patch, ...]] = {
-    "guests-results-before-commit": ((GuestLogs, "_pass_on", _results_before_home),),
-    "callers-not-translated": ((CallLog, "_stored", _callers_not_translated), (CallLog, "_here", _callers_not_translated)),
-}
-"""Variants whose mistake needs logged actors that live on another node than their home."""
-WITH_RELAYED_LOGS = frozenset(RELAYED_LOGS)
-VARIANTS.update(RELAYED_LOGS)
+def shows(name: str, failure: str) -> bool:
+    """Whether a failure shows a variant's mistake. An exception that the variant raises does not: it fits the machine no longer."""
+    return bool(failure) and SAYS.get(name, "") in failure and "(variants.py:" not in failure
 
 
-def _forgotten_when_yielded(right: Any) -> Any:
-    def _free_yielded(self: References, record: Any, stream: Any) -> None:
-        record.named = 0
-        right(self, record, stream)
-
-    return _free_yielded
-
-
-STREAMED: dict[str, tuple[Patch, ...]] = {
-    "permission-not-passed-on": ((RemoteStreams, "on_allow_yields", _nothing),),
-    "yielded-values-are-no-lineage": ((References, "_free_yielded", _forgotten_when_yielded),),
-}
-"""Variants whose mistake needs streams that are made on other nodes."""
-WITH_STREAMS = frozenset(STREAMED)
-VARIANTS.update(STREAMED)
-
-
-def _all_may_have_begun(right: Any) -> Any:
-    def _interrupted(self: Calls, target: Any, executing: bytes, in_order: bool) -> None:
-        right(self, target, executing, False)
-
-    return _interrupted
-
-
-DRAINED: dict[str, tuple[Patch, ...]] = {
-    "calls-of-the-drained-unclear": ((Calls, "_interrupted", _all_may_have_begun),),
-}
-"""Variants that are found in worlds whose nodes are drained."""
-WITH_DRAINS = frozenset(DRAINED)
-VARIANTS.update(DRAINED)
-
-
-def _never_restarted(right: Any) -> Any:
-    """Nodes without news send a restarted global scheduler no heartbeat."""
-    return lambda self, placer: 0
-
-
-BARE: dict[str, tuple[Patch, ...]] = {
-    "placed-for-ever": ((GlobalScheduler, "_forget_unconfirmed", _nothing),),
-    "heartbeats-not-repeated": ((Heartbeats, "_restarts_of", _never_restarted),),
-}
-"""Variants that are found where programs run on a node without CPUs."""
-WITH_BARE = frozenset(BARE)
-VARIANTS.update(BARE)
-
-
-def _never_durable(right: Any) -> Any:
-    """The home of a job that takes over does not ask the head for values that were put on the dead node."""
-    return lambda identifier: NOT_DURABLE
-
-
-DURABLE_VALUES: dict[str, tuple[Patch, ...]] = {
-    "durable-values-not-read-again": ((failover, "_durability", _never_durable),),
-}
-"""Variants whose mistake needs durable values."""
-WITH_DURABLE = frozenset(DURABLE_VALUES)
-VARIANTS.update(DURABLE_VALUES)
-
-
-def _sent_ahead_as_another_attempt(right: Any) -> Any:
-    def submitted(self: LoneTasks, source: Address, message: m.Submit) -> Ahead | None:
-        ahead: Ahead | None = right(self, source, message)
-        if ahead is None:
-            return None
-        to, delegate = ahead.send
-        return ahead._replace(send=Send(to, delegate._replace(attempt=delegate.attempt + 1)))  # type: ignore[attr-defined]
-
-    return submitted
-
-
-LONE: dict[str, tuple[Patch, ...]] = {
-    "sent-ahead-as-another-attempt": ((LoneTasks, "submitted", _sent_ahead_as_another_attempt),),
-}
-"""Variants whose mistake needs tasks on other nodes that are waited for one by one."""
-WITH_LONE_TASKS = frozenset(LONE)
-VARIANTS.update(LONE)
-
-
-def _not_awaited(right: Any) -> Any:
-    """A restarted head counts no detached actor that another node has yet to report."""
-
-    def lives_here(self: DetachedActors, job: Any) -> bool:
-        return any(each.detached and each.state != DEAD and each.id[:JOB_BYTES] == job.id for each in self.tables.actors.values())
-
-    return lives_here
-
-
-DETACHED: dict[str, tuple[Patch, ...]] = {
-    "detached-end-with-their-creators": ((stopping, "_outlives_its_parent", lambda right: lambda task: False),),
-    "detached-not-awaited": ((DetachedActors, "lives_here", _not_awaited),),
-}
-"""Variants that are found where programs make detached actors."""
-WITH_DETACHED = frozenset(DETACHED)
-VARIANTS.update(DETACHED)
-
-
-_OF_SEVERAL = WITH_NODES | WITH_DRAINS | WITH_GROUPS | WITH_STREAMS | WITH_RELAYED_LOGS | WITH_BARE | WITH_DETACHED | WITH_DURABLE
-_OF_SEVERAL |= WITH_LONE_TASKS
-
-
-def kind_of(name: str) -> dict[str, Any]:
-    """The kind of worlds that find a variant: arguments of ``World``."""
-    return {
-        "actors": name in WITH_ACTORS | WITH_RELAYED_LOGS | WITH_DRAINS | WITH_GROUPED_ACTORS,
-        "circles": name in WITH_CIRCLES,
-        "groups": name in WITH_GROUPS,
-        "streams": name in WITH_STREAMS,
-        "drains": name in WITH_DRAINS,
-        "detached": name in WITH_DETACHED,
-        "bare": name in WITH_BARE,
-        "durable": name in WITH_DURABLE,
-        "elsewhere": name in WITH_LONE_TASKS,
-        "restarts": name in WITH_RESTARTS,
-        "nodes": 3 if name in _OF_SEVERAL else 1,
-    }
+def kind_of(name: str | None) -> Kind:
+    """The kind of worlds that find a variant; one node without a variant."""
+    return next((kind for kind, variants in OF_KINDS if name in variants), ONE_NODE)
 
 
 @contextmanager
@@ -1132,4 +1131,4 @@ def applied(name: str | None) -> Iterator[None]:
             setattr(owner, method, function)
 
 
-__all__ = ["SCRIPTED", "VARIANTS", "applied", "kind_of"]
+__all__ = ["SCRIPTED", "VARIANTS", "applied", "kind_of", "shows"]

@@ -183,7 +183,7 @@ class WorkerProcess(Process):
         """Do what the flusher thread does: send what a computing task submitted. Outcomes wait for ``completion_delay``."""
         if self.worker.gate is not None and self.now >= self._upkeep_at:
             self.worker.report_counts()
-        if self.world.circling and self.now >= self._upkeep_at:
+        if self.world.kind.circles and self.now >= self._upkeep_at:
             self.worker.report_delays(self._callee)
             self.worker.mailbox.forget_answered(self.machine.calls.pending)
         if self.worker.unreported and self.stack and self.now - self._first_unreported <= self.config.completion_delay:

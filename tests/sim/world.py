@@ -8,6 +8,7 @@ in the same way.
 from __future__ import annotations
 
 import random
+import traceback
 from collections import Counter
 from collections.abc import Callable, Generator
 from functools import partial
@@ -28,6 +29,7 @@ from tests.sim.elsewhere import ElsewhereAuthor
 from tests.sim.grouped import SHARE, grouped, with_grouped_actors
 from tests.sim.hoards import Hoarder, hoards
 from tests.sim.invariants import Invariants
+from tests.sim.kinds import ONE_NODE, Kind
 from tests.sim.ledgers import LedgerAuthor, has_ledgers, with_deaths
 from tests.sim.network import Faults, Network
 from tests.sim.node import Node, SimDaemon, node_identifier
@@ -83,18 +85,14 @@ class WorldResult(NamedTuple):
 class World(Agenda):
     """One world. ``observer`` is called with (time, from, to, message) for every message that is delivered.
 
-    With ``actors``, the program creates and calls actors; with ``circles``, actors wait for each other. Either one changes the whole
-    program of a seed. With ``clocks``, no two processes have the same clock. With ``restarts``, nothing happens to nodes but that their
-    daemons die; with ``drains``, nothing but that some are drained. With ``bare``, the driver's node has no CPUs, and others join late.
-    With ``detached``, programs make detached actors, and another driver looks for them. With ``groups``, some tasks run in placement
-    groups; with ``streams``, some yield; with ``durable``, values are put that outlive their nodes; with ``elsewhere``, the driver submits
-    tasks to certain nodes, one after the other. With ``watches``, processes watch for the last refs of what they drop. ``reduced``
-    replaces the faults and the program of the seed by fewer (``shrinking``); all else remains the seed's.
+    ``kind`` chooses among programs and faults. ``faults`` and ``program`` replace those of the seed, as a test needs them; ``reduced``
+    replaces both by fewer (``shrinking``), and all else remains the seed's.
     """
 
     def __init__(
         self,
         seed: int = 0,
+        kind: Kind = ONE_NODE,
         *,
         faults: Faults | None = None,
         program: Program | None = None,
@@ -102,53 +100,41 @@ class World(Agenda):
         pieces: int = 0,
         cpus: int = 0,
         settings: dict[str, Any] | None = None,
-        actors: bool = False,
-        circles: bool = False,
-        clocks: bool = False,
-        nodes: int = 1,
-        restarts: bool = False,
-        groups: bool = False,
-        streams: bool = False,
-        drains: bool = False,
-        bare: bool = False,
-        durable: bool = False,
-        elsewhere: bool = False,
-        detached: bool = False,
-        watches: bool = False,
         reduced: tuple[Faults, Program] | None = None,
     ) -> None:
         super().__init__()
         self.seed = seed
-        self._clocks = random.Random(f"{seed}/clocks") if clocks else None
+        self.kind = kind
+        self._clocks = random.Random(f"{seed}/clocks") if kind.clocks else None
         self.shape = random.Random(f"{seed}/shape")
-        self.faults = faults if faults is not None else choose_faults(random.Random(f"{seed}/faults"), seed, actors)
-        self.circling = circles
-        self.watches = watches
-        self.cpus = cpus or (random.Random(f"{seed}/cpus").choice((1, 1, 2)) if circles or nodes > 1 else self.shape.choice((1, 2, 2, 3)))
+        self.faults = faults if faults is not None else choose_faults(random.Random(f"{seed}/faults"), seed, kind.actors)
+        few = kind.circles or kind.nodes > 1
+        self.cpus = cpus or (random.Random(f"{seed}/cpus").choice((1, 1, 2)) if few else self.shape.choice((1, 2, 2, 3)))
         quiesce = random.Random(f"{seed}/quiesce").choice((0.0, 0.01, 0.1))
         apart = {"quiesce_seconds": quiesce, **_direct_submission(random.Random(f"{seed}/introductions"))}
-        may_outlive = nodes > 1 and not (actors or elsewhere) and program is None
+        may_outlive = kind.nodes > 1 and not (kind.actors or kind.elsewhere) and program is None
         outlives = may_outlive and random.Random(f"{seed}/do children outlive").random() < OUTLIVING
-        if nodes > 1:
+        if kind.nodes > 1:
             apart["spill_after"] = random.Random(f"{seed}/spilling").choice((0.001, 0.004, 0.02) if not outlives else (0.02,))
             self.faults = self.faults._replace(daemon_crashes=0, full_disk=0)  # No node can join then.
             if faults is None:
                 apart["node_lease"] = random.Random(f"{seed}/leases").choice((2.0, 3.0))
-                self.faults = self.faults._replace(nodes=(choose_restarts if restarts else choose_node_faults)(seed))
-                if drains:
+                self.faults = self.faults._replace(nodes=(choose_restarts if kind.restarts else choose_node_faults)(seed))
+                if kind.drains:
                     self.faults = with_drains(self.faults, seed)
-                elif detached:
+                elif kind.detached:
                     self.faults = with_dying_drivers(self.faults, seed)
-                elif bare:
+                elif kind.bare:
                     self.faults = with_restarts(self.faults, seed)
                     apart["placers"] = random.Random(f"{seed}/global schedulers").choice((1, 2, 3))
-                elif durable:
+                elif kind.durable:
                     self.faults = with_deaths_of_nodes(self.faults, seed)
-        self.more = SHARE if groups and actors else ()
+        self.more = SHARE if kind.groups and kind.actors else ()
         """Resources that each node has, besides the usual ones."""
         self.layout: Layout | None = None
         """Its nodes, where the driver's has no CPUs."""
-        self.config = Config.of({**_settings(self.shape), **apart, **(settings or {})})
+        self.settings = {**_settings(self.shape), **apart, **(settings or {})}
+        self.config = Config.of(self.settings)
         self.observer = observer
         self.notes: list[str] = []
         self.states: Counter[str] = Counter()
@@ -164,46 +150,49 @@ class World(Agenda):
         """Whether a cancelled task ended normally because a restarted daemon had lost the cancel (``docs/limits.md``)."""
         self.cancellers: dict[bytes, set[bytes]] = {}
         """Incarnations of the processes that have cancelled each task."""
-        self.hoarding = actors and program is None and hoards(seed)
-        usual = TravellingActorAuthor if nodes > 1 else ActorAuthor
-        author = CircleAuthor if circles else Hoarder if self.hoarding else usual if actors else Author
+        self.hoarding = kind.actors and program is None and hoards(seed)
+        usual = TravellingActorAuthor if kind.nodes > 1 else ActorAuthor
+        author = CircleAuthor if kind.circles else Hoarder if self.hoarding else usual if kind.actors else Author
         self.program = program if program is not None else author(f"{seed}/program", self.faults, self.cpus, True).write()
-        if bare:
-            self.layout = layout(seed, nodes, self.faults, self.config.node_lease)
-        if nodes > 1 and program is None:
+        if kind.bare:
+            self.layout = layout(seed, kind.nodes, self.faults, self.config.node_lease)
+        if kind.nodes > 1 and program is None:
             if self.layout is not None:
                 self.program = BareAuthor(str(seed), self.faults, self.layout).write()
-            elif elsewhere:
-                self.program = ElsewhereAuthor(f"{seed}/elsewhere", nodes).write()
-            elif detached:
-                self.program = DetachedAuthor(str(seed), self.faults, nodes).write()
-            elif drains:
-                self.program = DrainAuthor(str(seed), self.faults, nodes).write()
-            elif actors and not self.hoarding and has_ledgers(seed):
+            elif kind.elsewhere:
+                self.program = ElsewhereAuthor(f"{seed}/elsewhere", kind.nodes).write()
+            elif kind.detached:
+                self.program = DetachedAuthor(str(seed), self.faults, kind.nodes).write()
+            elif kind.drains:
+                self.program = DrainAuthor(str(seed), self.faults, kind.nodes).write()
+            elif kind.actors and not self.hoarding and has_ledgers(seed):
                 self.faults = with_deaths(self.faults, seed)
-                self.program = LedgerAuthor(str(seed), self.faults, nodes).write()
-            elif actors:
+                self.program = LedgerAuthor(str(seed), self.faults, kind.nodes).write()
+            elif kind.actors:
                 self.program = with_stopped_calls(spread_out(slowed_down(self.program, seed), seed), seed)
             elif outlives:
-                self.program = OutlivingAuthor(f"{seed}/outliving", nodes).write()
-                if not restarts:  # A daemon's restart together with the death of a node may lose the row of a task (``docs/limits.md``).
+                self.program = OutlivingAuthor(f"{seed}/outliving", kind.nodes).write()
+                if not kind.restarts:  # A restart together with the death of a node may lose the row of a task (``docs/limits.md``).
                     self.faults = self.faults._replace(
                         nodes=self.faults.nodes._replace(kills=max(1, self.faults.nodes.kills), late_kills=1, restarts=0)
                     )
             else:
                 self.program = enlarged(slowed_down(self.program, seed), seed)
-        if groups and program is None:
-            self.program = with_grouped_actors(self.program, seed, self.faults) if actors else grouped(self.program, seed, nodes)
-        if streams and program is None:
+        if kind.groups and program is None:
+            if kind.actors:
+                self.program = with_grouped_actors(self.program, seed, self.faults)
+            else:
+                self.program = grouped(self.program, seed, kind.nodes)
+        if kind.streams and program is None:
             self.program = with_fed_tasks(with_streams(self.program, seed, self.faults), seed, self.faults)
-            if actors:
+            if kind.actors:
                 self.program = with_streaming_methods(self.program, seed, self.faults)
-        if durable and program is None:
+        if kind.durable and program is None:
             self.program = with_durable_puts(self.program, seed)
         if reduced is not None:
             self.faults, self.program = reduced
         self.network = Network(self.after, self.fail, self.config.frame_bytes_max, self.faults, str(seed))
-        pieces = pieces or self._pieces()
+        self.pieces = pieces or self._pieces()
         self.ancestry = Ancestry()
         self.invariants = Invariants(self)
         self.calls = CallInvariants(self)
@@ -211,19 +200,18 @@ class World(Agenda):
         self.detached = Detached()
         self.former_job = b""
         """The job of the first driver, where another one has begun."""
-        self._inherits = detached
         self._node_clocks = random.Random(f"{seed}/clocks of nodes")
         self.nodes: list[Node] = []
         """All nodes, dead ones included. The first is the head."""
         self.node_faults = ClusterFaults(self, self.faults.nodes)
-        if nodes == 1:
-            self.nodes.append(Node(self, str(seed), self.cpus, pieces))
+        if kind.nodes == 1:
+            self.nodes.append(Node(self, str(seed), self.cpus, self.pieces))
         else:
-            self._begin_cluster(nodes, pieces)
+            self._begin_cluster(kind.nodes)
         home = self.nodes[-1] if faults is None and random.Random(f"{seed}/node of the driver").random() < 0.2 else self.nodes[0]
         if self.layout is not None:
             home = self.nodes[self.layout.home - 1]
-        elif detached:  # The head outlives all other nodes.
+        elif kind.detached:  # The head outlives all other nodes.
             home = self.nodes[random.Random(f"{seed}/node of the first driver").randrange(min(2, len(self.nodes)))]
         self.driver = Driver(self, home, self.incarnation(), home.supervisor.pid(), self.program)
         self.after(0.001, self._start_driver)
@@ -239,25 +227,25 @@ class World(Agenda):
         small = random.Random(f"{self.seed}/small store").choice((0, 0, 0, 2, 3, 4))
         return small if small and not self.hoarding else usual
 
-    def _begin_cluster(self, count: int, pieces: int) -> None:
+    def _begin_cluster(self, count: int) -> None:
         """Start several nodes; the first is the head of their cluster. Some join later, where the faults say so."""
         if self.layout is not None:
-            self._begin_bare(self.layout, pieces)
+            self._begin_bare(self.layout)
             return
         rng = random.Random(f"{self.seed}/joins")
         for number in range(1, count + 1):
-            start = partial(self.start_node, number, pieces)
+            start = partial(self.start_node, number)
             if number > 1 and self.faults.nodes.late_joins and rng.random() < 0.5:
                 self.states["node joins late"] += 1
                 self.after(rng.random() * rng.choice((0.1, 1.0, 8.0)), start)
             else:
                 start()
 
-    def _begin_bare(self, nodes: Layout, pieces: int) -> None:
+    def _begin_bare(self, nodes: Layout) -> None:
         """Start the head and the driver's node, and the others later. Some that join are known sooner to one node than to another."""
         rng = random.Random(f"{self.seed}/bare joins")
         for number, delay in enumerate(nodes.begins, 1):
-            start = partial(self.start_node, number, pieces)
+            start = partial(self.start_node, number)
             if number <= nodes.home:
                 start()
                 continue
@@ -269,11 +257,11 @@ class World(Agenda):
                 for each in (pair, pair[::-1]):
                     self.network.slow[each] = rng.choice((0.001, 0.05, 0.2))
 
-    def start_node(self, number: int, pieces: int) -> None:
+    def start_node(self, number: int) -> None:
         """Start a node, which joins the cluster."""
         cpus = self.layout.cpus if self.layout is not None else (self.cpus,) * number
         more = LATE if self.layout is not None and number == len(cpus) else self.more
-        self.nodes.append(Node(self, f"{self.seed}/node{number}", cpus[number - 1], pieces, number, more))
+        self.nodes.append(Node(self, f"{self.seed}/node{number}", cpus[number - 1], self.pieces, number, more))
 
     def _start_driver(self) -> None:
         """Start the driver, in a cluster once its node is a member."""
@@ -552,9 +540,9 @@ class World(Agenda):
         return WorldResult(self.seed, failure, self.events, self.states)
 
     def _to_the_end(self) -> None:
-        if self._inherits:
+        if self.kind.detached:
             self._to_the_next_driver()
-        if self.faults.driver_crash and not self._inherits:
+        if self.faults.driver_crash and not self.kind.detached:
             self._until(lambda: not self.driver.alive, "the driver's death")
             self.states["driver crashed"] += 1
         else:
@@ -687,6 +675,16 @@ class World(Agenda):
         return parts
 
 
+def run_seed(seed: int, kind: Kind = ONE_NODE, **more: Any) -> WorldResult:
+    """Run one world of a kind; ``more`` are further arguments of ``World``. An exception that a machine raises is the result's failure."""
+    try:
+        return World(seed, kind, **more).run()
+    except Exception as error:  # The simulator searches for every exception that a machine can raise.
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
+        return WorldResult(seed, text, 0, Counter())
+
+
 def _place(world: World, address: Address) -> str:
     role, incarnation = address[:1], address[1:]
     who = world.who(incarnation)
@@ -754,4 +752,4 @@ def _choose_faults(rng: random.Random) -> Faults:
     )
 
 
-__all__ = ["Failure", "Faults", "World", "WorldResult", "choose_faults"]
+__all__ = ["Failure", "Faults", "World", "WorldResult", "choose_faults", "run_seed"]

@@ -1,1 +1,1 @@
-"""What both shells decide, as pure as the machines: ``zfabric.runtime`` and ``zfabric.sim`` run it."""
+"""What both shells decide, as pure as the machines: ``zfabric.runtime`` and the simulator (``tests.sim``) run it."""
