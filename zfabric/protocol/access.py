@@ -1,6 +1,6 @@
 """Which messages a process of the node may send to which role of its daemon, or of another process; and a daemon to that of another node.
 
-All others that arrive on a socket are refused and counted.
+Each message says it of itself, by the decorators below. All others that arrive on a socket are refused and counted.
 
 Machines in one daemon send each other more kinds, but never over a socket. So the role that a message claims for its sender proves
 nothing, and the receiving role alone decides which messages are accepted.
@@ -8,176 +8,44 @@ nothing, and the receiving role alone decides which messages are accepted.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from zfabric.protocol import messages as m
-from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, MEMBER, OBJECT_STORE, REGISTRY
+Kind = TypeVar("Kind", bound=type[Any])
 
-FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
-    LOCAL_SCHEDULER: frozenset(
-        {
-            m.Register,
-            m.Ready,
-            m.Goodbye,
-            m.Export,
-            m.Submit,
-            m.SubmittedDirect,
-            m.DirectCounts,
-            m.Cancel,
-            m.Put,
-            m.OfferResults,
-            m.Hold,
-            m.Release,
-            m.WatchReferences,
-            m.Fetch,
-            m.Query,
-            m.OutputWritten,
-            m.Inspected,
-            m.RunningTasks,
-            m.Completed,
-            m.Yielded,
-            m.Blocked,
-            m.Unblocked,
-            m.WaitDetails,
-            m.TakenBack,
-            m.FindActors,
-            m.ExpectResults,
-            m.CallOutcomes,
-            m.KillActor,
-            m.Call,
-            m.OutcomesReceived,
-            m.StopRelayed,
-            m.CallsRepeated,
-            m.Receipt,
-            m.ActorExiting,
-            m.ActorDrained,
-            m.CallTimes,
-            m.HostedActors,
-            m.LogAppended,
-            m.Checkpoint,
-            m.ReplayProgress,
-            m.CallCounts,
-            m.ActorEnded,
-            m.HostDelays,
-            m.Pulled,
-            m.PullFailed,
-            m.PairsProbed,
-            m.PeersSilent,
-        }
-    ),
-    OBJECT_STORE: frozenset({m.Reserve, m.ReturnGrant, m.GrantsHeld, m.Pinned, m.Unpin}),
-}
+FROM_PROCESSES: dict[bytes, set[type[Any]]] = {}
 """Messages that drivers, workers and tools may send, by the receiving role."""
-
-FROM_NODES: dict[bytes, frozenset[type[Any]]] = {
-    LOCAL_SCHEDULER: frozenset(
-        {
-            m.RegisterNode,
-            m.Ready,
-            m.RunningDelegated,
-            m.ClaimValues,
-            m.RetainedValues,
-            m.Delegate,
-            m.StopDelegated,
-            m.StopChildren,
-            m.Cancel,
-            m.Reclaim,
-            m.Reclaimed,
-            m.Ended,
-            m.RelayedYields,
-            m.AllowYields,
-            m.EndsReceived,
-            m.Borrow,
-            m.Borrowed,
-            m.FetchValues,
-            m.FetchedValues,
-            m.CopyLost,
-            m.NodeDraining,
-            m.CopyValues,
-            m.ValuesCopied,
-            m.Entrust,
-            m.Entrusted,
-            m.Finished,
-            m.Withdraw,
-            m.Remains,
-            m.RetainCopies,
-            m.TookOver,
-            m.RetainRows,
-            m.ReleaseRows,
-            m.Query,
-            m.Answer,
-            m.Release,
-            m.WatchReferences,
-            m.Unreferenced,
-            m.EndJob,
-            m.JobGone,
-            m.JobLives,
-            m.JobOutput,
-            m.AskRoom,
-            m.NodeRoom,
-            m.RoomGrew,
-            m.PrepareBundles,
-            m.BundlesPrepared,
-            m.CommitBundles,
-            m.FreeBundles,
-            m.HoldBundles,
-            m.WatchGroup,
-            m.GroupState,
-            m.FindActors,
-            m.ActorLocations,
-            m.KillActor,
-            m.ClaimName,
-            m.NameClaimed,
-            m.FreeName,
-            m.RelayedCalls,
-            m.RelayedReceipt,
-            m.StopRelayed,
-            m.CallsEnded,
-            m.CallerGone,
-            m.RetireActor,
-            m.ActorExiting,
-            m.LifeEnded,
-            m.RelayedBlock,
-            m.RelayedCheckpoint,
-            m.LogRecorded,
-            m.ReadLog,
-            m.LogPage,
-            m.ReplayProgress,
-            m.CallCounts,
-            m.Placed,
-            m.JobNumber,
-            m.Written,
-            m.Found,
-            m.KeyAnswer,
-        }
-    ),
-    CONTROL_STORE: frozenset(
-        {
-            m.NewJob,
-            m.Read,
-            m.Write,
-            m.DeleteRows,
-            m.PutKey,
-            m.PutPart,
-            m.DropUpload,
-            m.DeleteKeys,
-            m.GetKey,
-            m.ListKeys,
-            m.EndKeys,
-        }
-    ),
-    GLOBAL_SCHEDULER: frozenset({m.Heartbeat, m.Place}),
-    REGISTRY: frozenset({m.Join, m.RenewLease, m.Leave, m.Complain, m.PairsProbed}),
-    MEMBER: frozenset({m.Joined, m.Refused, m.NodeTable, m.LeaseRenewed, m.Expelled, m.ProbePairs}),
-}
+FROM_NODES: dict[bytes, set[type[Any]]] = {}
 """Messages that the daemons of other nodes may send, by the receiving role."""
-
-FROM_PEERS: dict[bytes, frozenset[type[Any]]] = {
-    CLIENT: frozenset({m.Returned, m.OutputWritten, m.Results}),
-    ACTOR: frozenset({m.Call, m.OutcomesReceived, m.SubmitDirect}),
-    CONTROL: frozenset({m.StopCall}),
-}
+FROM_PEERS: dict[bytes, set[type[Any]]] = {}
 """Messages that a process may send to another process of its node, by the receiving role."""
-
-FROM_AGENTS: frozenset[type[Any]] = frozenset({m.Want, m.Credit, m.StopWant, m.Chunk, m.Queued, m.Redirect, m.Unavailable, m.Ping, m.Pong})
+FROM_AGENTS: set[type[Any]] = set()
 """Messages that transfer agents of other nodes may send to this node's agent. They have sockets of their own."""
+
+
+def from_processes(role: bytes) -> Callable[[Kind], Kind]:
+    """Declare that drivers, workers and tools may send a message to this role."""
+    return _accepted(FROM_PROCESSES.setdefault(role, set()))
+
+
+def from_nodes(role: bytes) -> Callable[[Kind], Kind]:
+    """Declare that the daemons of other nodes may send a message to this role."""
+    return _accepted(FROM_NODES.setdefault(role, set()))
+
+
+def from_peers(role: bytes) -> Callable[[Kind], Kind]:
+    """Declare that a process may send a message to this role of another process of its node."""
+    return _accepted(FROM_PEERS.setdefault(role, set()))
+
+
+def from_agents(kind: Kind) -> Kind:
+    """Declare that transfer agents of other nodes may send a message to this node's agent."""
+    return _accepted(FROM_AGENTS)(kind)
+
+
+def _accepted(kinds: set[type[Any]]) -> Callable[[Kind], Kind]:
+    def declare(kind: Kind) -> Kind:
+        kinds.add(kind)
+        return kind
+
+    return declare

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zfabric.protocol.access import from_nodes, from_peers, from_processes
+from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, LOCAL_SCHEDULER
 from zfabric.protocol.messages.rows import Ids, Rows
 
 # Where an actor is, in ``ActorLocations``.
@@ -19,6 +21,8 @@ DEAD = 2
 """For good: calls fail with the failure in ``ActorLocations``."""
 
 
+@from_processes(LOCAL_SCHEDULER)
+@from_nodes(LOCAL_SCHEDULER)
 class FindActors(NamedTuple):
     """client, local scheduler of another node -> local scheduler. The sender calls these actors.
 
@@ -28,6 +32,7 @@ class FindActors(NamedTuple):
     actor_ids: Ids
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class ActorLocations(NamedTuple):
     """local scheduler -> client, local scheduler of another node. Where actors are.
 
@@ -45,6 +50,8 @@ class ActorLocations(NamedTuple):
     rows: Rows
 
 
+@from_processes(LOCAL_SCHEDULER)
+@from_peers(ACTOR)
 class Call(NamedTuple):
     """client -> actor, or the local scheduler that stands for it. Calls, in order.
 
@@ -60,6 +67,7 @@ class Call(NamedTuple):
     rows: Rows
 
 
+@from_peers(CLIENT)
 class Returned(NamedTuple):
     """actor, local scheduler -> client. Outcomes of calls: rows ``(call_id, status, outputs)``, as in ``Results``.
 
@@ -70,6 +78,7 @@ class Returned(NamedTuple):
     rows: Rows
 
 
+@from_processes(LOCAL_SCHEDULER)
 class CallOutcomes(NamedTuple):
     """actor -> local scheduler. Outcomes with large values or refs inside: rows ``(call_id, caller, status, outputs, contained)``.
 
@@ -91,6 +100,7 @@ class OutcomesRecorded(NamedTuple):
     call_ids: Ids
 
 
+@from_processes(LOCAL_SCHEDULER)
 class ExpectResults(NamedTuple):
     """client -> local scheduler. Results of calls that other processes are about to need: rows ``(object_id, actor_id[, ahead])``.
 
@@ -102,6 +112,8 @@ class ExpectResults(NamedTuple):
     rows: Rows
 
 
+@from_processes(LOCAL_SCHEDULER)
+@from_nodes(LOCAL_SCHEDULER)
 class KillActor(NamedTuple):
     """client, local scheduler of another node -> local scheduler. End the actor at once, and its process unless others share it.
 
@@ -112,6 +124,7 @@ class KillActor(NamedTuple):
     no_restart: bool
 
 
+@from_peers(CONTROL)
 class StopCall(NamedTuple):
     """client -> worker control. Do not run this call, or stop it if it runs; ``reason`` as in ``Interrupt``."""
 
@@ -119,6 +132,7 @@ class StopCall(NamedTuple):
     reason: str
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class RetireActor(NamedTuple):
     """local scheduler -> worker control, or local scheduler of the actor's node. No handle is left: the actor ends after its calls.
 
@@ -141,6 +155,7 @@ class DrainActor(NamedTuple):
     attempt: int
 
 
+@from_processes(LOCAL_SCHEDULER)
 class ActorDrained(NamedTuple):
     """actor -> local scheduler. The process of an actor ends, since its node is drained.
 
@@ -151,6 +166,7 @@ class ActorDrained(NamedTuple):
     attempt: int
 
 
+@from_processes(LOCAL_SCHEDULER)
 class ActorEnded(NamedTuple):
     """actor -> local scheduler. An actor has left this process, which it shared. It sends no more after this.
 
@@ -164,6 +180,7 @@ class ActorEnded(NamedTuple):
     reason: str
 
 
+@from_processes(LOCAL_SCHEDULER)
 class HostedActors(NamedTuple):
     """actor -> local scheduler, between ``Register`` and ``Ready``. The actors of this process: rows ``(creation task row, attempt)``.
 
@@ -173,12 +190,15 @@ class HostedActors(NamedTuple):
     rows: Rows
 
 
+@from_processes(LOCAL_SCHEDULER)
+@from_nodes(LOCAL_SCHEDULER)
 class ActorExiting(NamedTuple):
     """actor -> local scheduler -> home of the actor. The actor has ended itself (``exit_actor``): it is not restarted."""
 
     actor_id: bytes
 
 
+@from_processes(LOCAL_SCHEDULER)
 class CallTimes(NamedTuple):
     """actor -> local scheduler. When calls ran, for the timeline: a trace (``protocol.trace``), and ``names``, rows ``(id, method)``.
 
@@ -193,6 +213,7 @@ class CallTimes(NamedTuple):
     waited: bytes
 
 
+@from_processes(LOCAL_SCHEDULER)
 class HostDelays(NamedTuple):
     """actor -> local scheduler. Calls that have run for a second or more in a process of lightweight actors.
 
@@ -205,6 +226,7 @@ class HostDelays(NamedTuple):
     rows: Rows
 
 
+@from_processes(LOCAL_SCHEDULER)
 class LogAppended(NamedTuple):
     """actor -> local scheduler. Calls that a logged actor has run since the block before, in the order in which they ran.
 
@@ -224,6 +246,7 @@ class LogAppended(NamedTuple):
     refs: Ids
 
 
+@from_processes(LOCAL_SCHEDULER)
 class Checkpoint(NamedTuple):
     """actor -> local scheduler. Part ``part`` (from 0) of ``parts`` of the actor's state after the call numbered ``last``.
 
@@ -248,6 +271,8 @@ class LogCommitted(NamedTuple):
     upto: int
 
 
+@from_processes(LOCAL_SCHEDULER)
+@from_nodes(LOCAL_SCHEDULER)
 class ReplayProgress(NamedTuple):
     """actor -> local scheduler. ``done`` of ``total`` logged calls have run again. ``callers`` have outcomes retained for them.
 
@@ -261,6 +286,8 @@ class ReplayProgress(NamedTuple):
     callers: Ids
 
 
+@from_processes(LOCAL_SCHEDULER)
+@from_nodes(LOCAL_SCHEDULER)
 class CallCounts(NamedTuple):
     """actor -> local scheduler. ``ended`` calls have ended, over all incarnations, of an actor with checkpoints but no log.
 
@@ -274,6 +301,8 @@ class CallCounts(NamedTuple):
     waits_for: int
 
 
+@from_processes(LOCAL_SCHEDULER)
+@from_peers(ACTOR)
 class OutcomesReceived(NamedTuple):
     """client -> actor, or the local scheduler that stands for it. The client has the outcomes of these calls of its own.
 
@@ -286,6 +315,7 @@ class OutcomesReceived(NamedTuple):
     others: bool
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class CallerGone(NamedTuple):
     """local scheduler -> worker control, client, local scheduler of another node. A process has ended.
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zfabric.protocol.access import from_processes
+from zfabric.protocol.ids import OBJECT_STORE
 from zfabric.protocol.messages.rows import Ids, Rows
 
 
+@from_processes(OBJECT_STORE)
 class Reserve(NamedTuple):
     """client -> object store. Request room for an object of ``size`` bytes, and wait for it up to ``patience`` seconds.
 
@@ -46,6 +49,7 @@ class NoSpace(NamedTuple):
     text: str
 
 
+@from_processes(OBJECT_STORE)
 class ReturnGrant(NamedTuple):
     """client -> object store. The client writes no more into the grant at ``offset``; past ``used`` bytes it is empty.
 
@@ -63,6 +67,7 @@ class RecallGrant(NamedTuple):
     offset: int
 
 
+@from_processes(OBJECT_STORE)
 class GrantsHeld(NamedTuple):
     """client -> object store, between ``Register`` and ``Ready``. The client's grants: rows ``(offset, size, used)``.
 
@@ -72,12 +77,14 @@ class GrantsHeld(NamedTuple):
     rows: Rows
 
 
+@from_processes(OBJECT_STORE)
 class Pinned(NamedTuple):
     """client -> object store, between ``Register`` and ``Ready``. The client's pins: rows ``(object_id, offset, size)``."""
 
     rows: Rows
 
 
+@from_processes(OBJECT_STORE)
 class Unpin(NamedTuple):
     """client -> object store. Release pins of these objects.
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zfabric.protocol.access import from_nodes, from_processes
+from zfabric.protocol.ids import LOCAL_SCHEDULER, MEMBER, REGISTRY
 from zfabric.protocol.messages.rows import Ids, Rows
 
 
+@from_nodes(REGISTRY)
 class Join(NamedTuple):
     """member -> registry. The first message of a node, which asks to join the cluster. ``Joined`` or ``Refused`` is the answer.
 
@@ -29,6 +32,7 @@ class Join(NamedTuple):
     versions: Rows
 
 
+@from_nodes(MEMBER)
 class Joined(NamedTuple):
     """registry -> member. The node has joined the cluster: its row is durable.
 
@@ -42,6 +46,7 @@ class Joined(NamedTuple):
     lease: float
 
 
+@from_nodes(MEMBER)
 class NodeTable(NamedTuple):
     """registry -> member -> local scheduler. All living nodes, after each change.
 
@@ -55,6 +60,7 @@ class NodeTable(NamedTuple):
     head: bytes = b""
 
 
+@from_nodes(REGISTRY)
 class RenewLease(NamedTuple):
     """member -> registry. Ask for the lease to be renewed. ``number`` counts the requests of this member."""
 
@@ -62,12 +68,14 @@ class RenewLease(NamedTuple):
     number: int
 
 
+@from_nodes(MEMBER)
 class LeaseRenewed(NamedTuple):
     """registry -> member. Request ``number`` has renewed the lease, which begins at the time at which the request was sent."""
 
     number: int
 
 
+@from_nodes(REGISTRY)
 class Leave(NamedTuple):
     """member -> registry. The node leaves the cluster: it has nothing any more that others need."""
 
@@ -75,6 +83,7 @@ class Leave(NamedTuple):
     reason: str
 
 
+@from_nodes(MEMBER)
 class Expelled(NamedTuple):
     """registry -> member. The cluster has declared this node dead: it is to end. ``reason`` is shown to users."""
 
@@ -87,12 +96,14 @@ class Unreachable(NamedTuple):
     nodes: Ids
 
 
+@from_nodes(REGISTRY)
 class Complain(NamedTuple):
     """member -> registry. This node could not reach these nodes for ``pair_patience``. It is repeated until it can."""
 
     nodes: Ids
 
 
+@from_nodes(MEMBER)
 class ProbePairs(NamedTuple):
     """registry -> member -> local scheduler -> transfer agent. Find out which nodes this one cannot reach.
 
@@ -102,6 +113,8 @@ class ProbePairs(NamedTuple):
     number: int
 
 
+@from_processes(LOCAL_SCHEDULER)
+@from_nodes(REGISTRY)
 class PairsProbed(NamedTuple):
     """transfer agent -> local scheduler -> member -> registry. The nodes that the agent could not reach.
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zfabric.protocol.access import from_nodes
+from zfabric.protocol.ids import CONTROL_STORE, LOCAL_SCHEDULER
 from zfabric.protocol.messages.rows import Ids, Rows
 
 
+@from_nodes(CONTROL_STORE)
 class Write(NamedTuple):
     """any -> control store. Put rows ``(table, key, value)`` and delete rows ``(table, key)``. ``token`` 0 requests no answer.
 
@@ -19,6 +22,7 @@ class Write(NamedTuple):
     deletes: Rows
 
 
+@from_nodes(CONTROL_STORE)
 class DeleteRows(NamedTuple):
     """any -> control store. Delete the rows of ``table`` whose keys are at least ``start`` and less than ``end``. ``Written`` answers.
 
@@ -31,6 +35,7 @@ class DeleteRows(NamedTuple):
     end: bytes
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class Written(NamedTuple):
     """control store -> writer. The write is committed, or (``ok`` is False) was refused.
 
@@ -67,6 +72,7 @@ class Swap(NamedTuple):
     value: bytes
 
 
+@from_nodes(CONTROL_STORE)
 class NewJob(NamedTuple):
     """local scheduler -> control store. Request the next job number, durably counted. ``JobNumber`` answers.
 
@@ -76,6 +82,7 @@ class NewJob(NamedTuple):
     token: int
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class JobNumber(NamedTuple):
     """control store -> local scheduler. A number that no other job has; it is committed."""
 
@@ -83,6 +90,7 @@ class JobNumber(NamedTuple):
     number: int
 
 
+@from_nodes(CONTROL_STORE)
 class Read(NamedTuple):
     """any -> control store. Request the rows of ``table`` under these keys. ``Found`` answers; absent keys are left out."""
 
@@ -101,6 +109,7 @@ class Scan(NamedTuple):
     limit: int
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class Found(NamedTuple):
     """control store -> asker. Rows ``(key, value)``; ``more`` says that a ``Scan`` stopped at its limit."""
 

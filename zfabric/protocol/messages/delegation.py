@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zfabric.protocol.access import from_nodes
+from zfabric.protocol.ids import LOCAL_SCHEDULER
 from zfabric.protocol.messages.rows import Ids, Row, Rows
 
 LOST = 5
@@ -23,6 +25,7 @@ ANY_DAEMON = bytes(8)
 """``RegisterNode.peer`` from a restarted daemon that does not know the receiver yet: the receiver is to register."""
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class RegisterNode(NamedTuple):
     """local scheduler -> local scheduler of another node. The first message on every link between two nodes.
 
@@ -39,6 +42,7 @@ class RegisterNode(NamedTuple):
     peer: bytes = b""
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class RunningDelegated(NamedTuple):
     """executor -> home, while it registers. Rows ``(task_id, attempt)`` of the attempts that the executor still has.
 
@@ -50,6 +54,7 @@ class RunningDelegated(NamedTuple):
     rows: Rows
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class ClaimValues(NamedTuple):
     """home -> node that retains values for it, while the home registers. The home needs these values: ``(object_id, refs contained)``.
 
@@ -60,6 +65,7 @@ class ClaimValues(NamedTuple):
     homes: Rows
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class RetainedValues(NamedTuple):
     """node -> home of objects, while the node registers. Values that it retains for the home: ``(object_id, size, refs contained)``.
 
@@ -70,6 +76,7 @@ class RetainedValues(NamedTuple):
     homes: Rows
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class Delegate(NamedTuple):
     """home -> executor. Task rows of one job to run, in order.
 
@@ -88,12 +95,14 @@ class Delegate(NamedTuple):
     attempt: int
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class Reclaim(NamedTuple):
     """home -> executor. The home has room, or places tasks anew: return the tasks that have not begun. ``Reclaimed`` answers."""
 
     task_ids: Ids
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class Reclaimed(NamedTuple):
     """executor -> home. Tasks that the executor has not begun and returns: the home has them again, as the same attempts.
 
@@ -107,6 +116,7 @@ class Reclaimed(NamedTuple):
     reason: str
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class StopDelegated(NamedTuple):
     """home -> executor. Stop an attempt. ``reason`` is "cancelled", "timeout" or "force"; ``recursive`` stops what it submitted as well.
 
@@ -119,6 +129,7 @@ class StopDelegated(NamedTuple):
     recursive: bool
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class StopChildren(NamedTuple):
     """home -> every other node. Tasks and calls were cancelled with their children: stop the children that were submitted there.
 
@@ -131,6 +142,7 @@ class StopChildren(NamedTuple):
     reason: str
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class Ended(NamedTuple):
     """executor -> home. Attempts that ended.
 
@@ -144,6 +156,7 @@ class Ended(NamedTuple):
     homes: Rows
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class RelayedYields(NamedTuple):
     """executor -> home. Values of streams, in order: rows as in ``Yielded``. A large value is represented by its size, as in ``Ended``.
 
@@ -155,6 +168,7 @@ class RelayedYields(NamedTuple):
     homes: Rows
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class EndsReceived(NamedTuple):
     """home -> executor. The home has processed all ``Ended`` up to this number, and is a registered holder of the objects they name.
 
@@ -167,6 +181,7 @@ class EndsReceived(NamedTuple):
     callers: Rows = ()
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class Borrow(NamedTuple):
     """any node -> home of objects. The sender has refs to these objects. ``Borrowed`` with the same number is the answer.
 
@@ -178,6 +193,7 @@ class Borrow(NamedTuple):
     certain: bool = True
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class Borrowed(NamedTuple):
     """home of objects -> borrower. The borrower is registered as a holder until it sends ``Release``.
 
@@ -188,12 +204,14 @@ class Borrowed(NamedTuple):
     unknown: Ids = ()
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class FetchValues(NamedTuple):
     """any node -> home of objects. Requests values; ``FetchedValues`` answers as soon as they exist."""
 
     object_ids: Ids
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class FetchedValues(NamedTuple):
     """home of objects -> any node. Requested values: rows ``(object_id, status, value, refs contained)``. ``homes`` is as in ``Delegate``.
 
@@ -205,6 +223,7 @@ class FetchedValues(NamedTuple):
     homes: Rows
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class CopyLost(NamedTuple):
     """any node -> home of an object. The sender has lost the value that it retained for the home."""
 
@@ -212,6 +231,7 @@ class CopyLost(NamedTuple):
     reason: str
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class RetainCopies(NamedTuple):
     """home of objects -> a node that may have copies. The home has lost its own: retain these for it until ``Release``.
 
@@ -221,10 +241,12 @@ class RetainCopies(NamedTuple):
     object_ids: Ids
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class NodeDraining(NamedTuple):
     """node -> all others. The sender is being drained: nothing new is to be placed there."""
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class CopyValues(NamedTuple):
     """node that is drained -> home or holder of objects. Copy these values, which the sender has. ``ValuesCopied`` is the answer.
 
@@ -234,24 +256,28 @@ class CopyValues(NamedTuple):
     object_ids: Ids
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class ValuesCopied(NamedTuple):
     """home or holder of objects -> node that is drained. Each of these values has been copied, or is not needed."""
 
     object_ids: Ids
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class EndJob(NamedTuple):
     """home of a job -> every other node. The job has ended. ``JobGone`` is the answer."""
 
     job: bytes
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class JobGone(NamedTuple):
     """any node -> home of a job. No process works for this job here any more, and none of its values is here."""
 
     job: bytes
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class JobLives(NamedTuple):
     """another node -> home of a job. Whether the job goes on for actors at home at the sender.
 
@@ -262,6 +288,7 @@ class JobLives(NamedTuple):
     lives: bool
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class JobOutput(NamedTuple):
     """executor -> home of a job. Output for the job's driver: ``lines`` as in ``LogLines``, ``notices`` rows ``(level, text)``."""
 

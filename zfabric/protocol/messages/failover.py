@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zfabric.protocol.access import from_nodes
+from zfabric.protocol.ids import LOCAL_SCHEDULER
 from zfabric.protocol.messages.rows import Ids, Rows
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class Entrust(NamedTuple):
     """home of tasks -> home of their job. Task rows that the receiver needs if the sender dies, with all rows that these name.
 
@@ -28,6 +31,7 @@ class Entrust(NamedTuple):
     unfinished: Ids = ()
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class Entrusted(NamedTuple):
     """home of a job -> home of tasks. The sender has the rows of the ``Entrust`` with this number.
 
@@ -39,18 +43,21 @@ class Entrusted(NamedTuple):
     task_ids: Ids = ()
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class Finished(NamedTuple):
     """home of tasks -> home of their job. These tasks were sent as unfinished, and have outcomes now."""
 
     task_ids: Ids
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class Withdraw(NamedTuple):
     """home of tasks -> home of their job. Nobody needs these rows any more."""
 
     task_ids: Ids
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class Remains(NamedTuple):
     """any node -> home of a job, after the death of ``node``. What the sender has of objects and tasks that were at home there.
 
@@ -72,6 +79,7 @@ class Remains(NamedTuple):
     complete: bool
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class TookOver(NamedTuple):
     """any node -> any node. The sender has taken over from the dead ``node``, and is a holder of all objects that it needs for that.
 
@@ -82,12 +90,14 @@ class TookOver(NamedTuple):
     node: bytes
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class RetainRows(NamedTuple):
     """any node -> home of objects. Rows that the sender retains name these objects: retain the rows of their tasks, not their values."""
 
     object_ids: Ids
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class ReleaseRows(NamedTuple):
     """any node -> home of objects. No row that the sender retains names these objects any more."""
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zfabric.protocol.access import from_nodes
+from zfabric.protocol.ids import LOCAL_SCHEDULER
 from zfabric.protocol.messages.rows import Rows
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class AskRoom(NamedTuple):
     """home -> node. Ask what could be reserved there. ``NodeRoom`` is the answer; ``RoomGrew`` follows when there is more room."""
 
     survey: int
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class NodeRoom(NamedTuple):
     """node -> home. Its resources that are free now (``free``), and those that would be free if no task ran (``capacity``).
 
@@ -28,10 +32,12 @@ class NodeRoom(NamedTuple):
     capacity: Rows
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class RoomGrew(NamedTuple):
     """node -> home. There is more room than the last ``NodeRoom`` said."""
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class PrepareBundles(NamedTuple):
     """home -> node. Reserve bundles: rows ``(index, demand)``. ``BundlesPrepared`` is the answer, once no task uses those resources.
 
@@ -44,6 +50,7 @@ class PrepareBundles(NamedTuple):
     rows: Rows
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class BundlesPrepared(NamedTuple):
     """node -> home. The bundles are reserved, durably, or (``ok`` is false) the node does not have enough resources."""
 
@@ -52,12 +59,14 @@ class BundlesPrepared(NamedTuple):
     ok: bool
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class CommitBundles(NamedTuple):
     """home -> node. All bundles of a group are reserved, for the first time or after a loss: tasks may run in them."""
 
     group: bytes
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class FreeBundles(NamedTuple):
     """home -> node. Bundles of a group, or all of them (``indexes`` is empty), are no longer needed.
 
@@ -69,6 +78,7 @@ class FreeBundles(NamedTuple):
     reason: str
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class HoldBundles(NamedTuple):
     """home -> node, when the daemon of one of them is new. The bundles that the node is to have for this home.
 
@@ -78,12 +88,14 @@ class HoldBundles(NamedTuple):
     rows: Rows
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class WatchGroup(NamedTuple):
     """node -> home. A task of this node is to run in the group. ``GroupState`` is the answer, at once and after every change."""
 
     group: bytes
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class GroupState(NamedTuple):
     """home -> node. The state of a group in which tasks of the node are to run: one of ``GROUP_STATES``.
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zfabric.config import MiB
+from zfabric.protocol.access import from_nodes
+from zfabric.protocol.ids import CONTROL_STORE, LOCAL_SCHEDULER
 from zfabric.protocol.messages.rows import Row
 
 KEY_LENGTH_MAX = 4096
@@ -20,6 +22,7 @@ PART_BYTES = MiB
 """Bytes of each part of a value but the last one. A value of one part is sent with its key."""
 
 
+@from_nodes(CONTROL_STORE)
 class PutKey(NamedTuple):
     """local scheduler -> control store. Store a value under a key, unless ``overwrite`` is false and the key exists.
 
@@ -37,6 +40,7 @@ class PutKey(NamedTuple):
     keep: bool
 
 
+@from_nodes(CONTROL_STORE)
 class PutPart(NamedTuple):
     """local scheduler -> control store. Part ``place`` (from 0) of a value of ``size`` bytes; ``PutKey`` follows once all are durable.
 
@@ -50,6 +54,7 @@ class PutPart(NamedTuple):
     part: bytes
 
 
+@from_nodes(CONTROL_STORE)
 class DropUpload(NamedTuple):
     """local scheduler -> control store. The parts under the number of ``writer`` will not be a value. The payload is empty."""
 
@@ -57,6 +62,7 @@ class DropUpload(NamedTuple):
     writer: Row
 
 
+@from_nodes(CONTROL_STORE)
 class DeleteKeys(NamedTuple):
     """local scheduler -> control store. Delete a key, or (``by_prefix``) keys that begin so, a bounded number at a time.
 
@@ -70,6 +76,7 @@ class DeleteKeys(NamedTuple):
     by_prefix: bool
 
 
+@from_nodes(CONTROL_STORE)
 class GetKey(NamedTuple):
     """local scheduler -> control store. Request part ``place`` of a key's value; of none if it is negative.
 
@@ -84,6 +91,7 @@ class GetKey(NamedTuple):
     place: int
 
 
+@from_nodes(CONTROL_STORE)
 class ListKeys(NamedTuple):
     """local scheduler -> control store. Request keys of a namespace that begin with ``prefix`` and follow ``after`` (empty: all).
 
@@ -96,6 +104,7 @@ class ListKeys(NamedTuple):
     after: bytes
 
 
+@from_nodes(CONTROL_STORE)
 class EndKeys(NamedTuple):
     """local scheduler -> control store. A job has ended: its keys are deleted, except those put with ``keep=True``. ``Written`` answers."""
 
@@ -103,6 +112,7 @@ class EndKeys(NamedTuple):
     job: bytes
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class KeyAnswer(NamedTuple):
     """control store -> local scheduler. The answer to a request about keys, or the name of an ``error`` and its text.
 

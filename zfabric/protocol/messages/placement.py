@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zfabric.protocol.access import from_nodes
+from zfabric.protocol.ids import GLOBAL_SCHEDULER, LOCAL_SCHEDULER
 from zfabric.protocol.messages.rows import Rows
 
 FOR_LIFE = 1e9
 """Seconds that a task of ``Place`` runs if it makes an actor: the actor holds its resources until it ends."""
 
 
+@from_nodes(GLOBAL_SCHEDULER)
 class Heartbeat(NamedTuple):
     """local scheduler -> global scheduler. The node's resources: ``total`` and ``available`` are (resource, amount) pairs in 1/10,000.
 
@@ -27,6 +30,7 @@ class Heartbeat(NamedTuple):
     lasting: Rows = ()
 
 
+@from_nodes(GLOBAL_SCHEDULER)
 class Place(NamedTuple):
     """local scheduler -> global scheduler. Ask which nodes could run tasks: rows ``(token, demand pairs, tasks, seconds, inputs)``.
 
@@ -38,6 +42,7 @@ class Place(NamedTuple):
     rows: Rows
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class Placed(NamedTuple):
     """global scheduler -> local scheduler. Where the tasks of ``Place`` are to run: rows ``(token, places)``.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from zfabric.protocol.access import from_nodes, from_peers, from_processes
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER
 from zfabric.protocol.messages.rows import Row, Rows
 
 LIST_LIMIT = 10_000
@@ -16,6 +18,8 @@ ENDED_STATES = ("finished", "failed")
 """States of tasks that have ended: somebody refers to their values."""
 
 
+@from_processes(LOCAL_SCHEDULER)
+@from_nodes(LOCAL_SCHEDULER)
 class Query(NamedTuple):
     """client, tool -> local scheduler. A query about tasks, objects, actors, workers or jobs. ``Answer`` is the answer.
 
@@ -27,6 +31,7 @@ class Query(NamedTuple):
     arguments: Row
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class Answer(NamedTuple):
     """local scheduler -> asker. The answer to a query, or why there is none (``error``).
 
@@ -60,6 +65,7 @@ class Inspect(NamedTuple):
     seconds: float
 
 
+@from_processes(LOCAL_SCHEDULER)
 class Inspected(NamedTuple):
     """worker, driver -> local scheduler. The report, which the scheduler passes on to the asker as an ``Answer``.
 
@@ -97,6 +103,8 @@ class LogLines(NamedTuple):
     rows: Rows
 
 
+@from_processes(LOCAL_SCHEDULER)
+@from_peers(CLIENT)
 class OutputWritten(NamedTuple):
     """worker -> local scheduler, client. The task or call that ends has written to its standard output or error.
 

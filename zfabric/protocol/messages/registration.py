@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zfabric.protocol.access import from_nodes, from_processes
+from zfabric.protocol.ids import LOCAL_SCHEDULER, MEMBER
 from zfabric.protocol.messages.rows import Rows
 
 PROTOCOL_VERSION = 1
 
 
+@from_processes(LOCAL_SCHEDULER)
 class Register(NamedTuple):
     """client -> local scheduler. The first message on every link.
 
@@ -30,6 +33,8 @@ class Register(NamedTuple):
     path: str
 
 
+@from_processes(LOCAL_SCHEDULER)
+@from_nodes(LOCAL_SCHEDULER)
 class Ready(NamedTuple):
     """client -> local scheduler. Registration is complete: the process has sent all that it holds, and may be given tasks."""
 
@@ -48,6 +53,7 @@ class Welcome(NamedTuple):
     settings: Rows
 
 
+@from_nodes(MEMBER)
 class Refused(NamedTuple):
     """any -> any. A message was refused: ``kind`` names an exception of ``zfabric.exceptions``, ``text`` says why."""
 
@@ -61,6 +67,7 @@ class RegisterAgain(NamedTuple):
     path: str
 
 
+@from_processes(LOCAL_SCHEDULER)
 class Goodbye(NamedTuple):
     """driver, tool -> local scheduler. The process is done, and its job ends.
 

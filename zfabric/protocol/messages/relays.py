@@ -15,9 +15,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zfabric.protocol.access import from_nodes, from_processes
+from zfabric.protocol.ids import LOCAL_SCHEDULER
 from zfabric.protocol.messages.rows import Ids, Row, Rows
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class RelayedCalls(NamedTuple):
     """local scheduler -> local scheduler of the actor's node -> actor. Calls of one process of another node, in order.
 
@@ -32,6 +35,7 @@ class RelayedCalls(NamedTuple):
     homes: Rows
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class RelayedReceipt(NamedTuple):
     """local scheduler -> local scheduler of the actor's node -> actor. ``OutcomesReceived`` of a process of another node."""
 
@@ -41,6 +45,8 @@ class RelayedReceipt(NamedTuple):
     caller: bytes
 
 
+@from_processes(LOCAL_SCHEDULER)
+@from_nodes(LOCAL_SCHEDULER)
 class StopRelayed(NamedTuple):
     """client -> local scheduler -> local scheduler of the actor's node. ``StopCall`` for a call of an actor on another node."""
 
@@ -49,6 +55,7 @@ class StopRelayed(NamedTuple):
     reason: str
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class LifeEnded(NamedTuple):
     """local scheduler of the node where an actor lived -> home of the actor. Its process is dead: the home decides whether it lives again.
 
@@ -67,6 +74,7 @@ class LifeEnded(NamedTuple):
     calls: int = -1
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class RelayedBlock(NamedTuple):
     """node where an actor lives -> home of the actor. ``LogAppended`` of the actor's process; ``homes`` are as in ``Delegate``.
 
@@ -84,6 +92,7 @@ class RelayedBlock(NamedTuple):
     homes: Rows
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class RelayedCheckpoint(NamedTuple):
     """node where an actor lives -> home of the actor. ``Checkpoint`` of the actor's process, as ``RelayedBlock``."""
 
@@ -98,6 +107,7 @@ class RelayedCheckpoint(NamedTuple):
     homes: Rows
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class LogRecorded(NamedTuple):
     """home of an actor -> node where it lives. As ``LogCommitted``: messages about the log of this life are committed up to ``upto``."""
 
@@ -106,6 +116,7 @@ class LogRecorded(NamedTuple):
     upto: int
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class ReadLog(NamedTuple):
     """node where an actor is being made -> home of the actor. Requests rows of ``table`` ("log" or "checkpoint") after the key ``after``.
 
@@ -118,6 +129,7 @@ class ReadLog(NamedTuple):
     after: bytes
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class LogPage(NamedTuple):
     """home of an actor -> node where it is being made. Rows ``(key, value)`` of its log; ``more`` says whether others follow.
 
@@ -144,6 +156,7 @@ class RepeatCalls(NamedTuple):
     actor_id: bytes
 
 
+@from_processes(LOCAL_SCHEDULER)
 class CallsRepeated(NamedTuple):
     """client -> local scheduler. All calls of an actor that have no outcome follow, after ``RepeatCalls``. What was sent before is void.
 
@@ -163,12 +176,14 @@ class RequestReceipt(NamedTuple):
     token: int
 
 
+@from_processes(LOCAL_SCHEDULER)
 class Receipt(NamedTuple):
     """client -> local scheduler. The client has received this ``RequestReceipt`` and all messages before it."""
 
     token: int
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class ClaimName(NamedTuple):
     """home of an actor -> head. The actor claims a name. ``NameClaimed`` is the answer."""
 
@@ -177,6 +192,7 @@ class ClaimName(NamedTuple):
     name: str
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class NameClaimed(NamedTuple):
     """head -> home of an actor. The answer to ``ClaimName``: ``holder`` is the actor that has the name."""
 
@@ -184,6 +200,7 @@ class NameClaimed(NamedTuple):
     holder: bytes
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class FreeName(NamedTuple):
     """home of an actor -> head. The actor does not need its name any more."""
 
@@ -192,6 +209,7 @@ class FreeName(NamedTuple):
     name: str
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class CallsEnded(NamedTuple):
     """local scheduler -> local scheduler of the caller's node. Outcomes of relayed calls of one process: rows as in ``CallOutcomes``.
 

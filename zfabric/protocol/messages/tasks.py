@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zfabric.protocol.ids import TASK_BYTES, split_ids
+from zfabric.protocol.access import from_nodes, from_peers, from_processes
+from zfabric.protocol.ids import ACTOR, CLIENT, LOCAL_SCHEDULER, TASK_BYTES, split_ids
 from zfabric.protocol.messages.rows import Ids, Row, Rows
 
 # How an attempt ended, in ``Completed`` and ``Results``.
@@ -21,6 +22,7 @@ FAILED = 4
 an error of user code, the output begins with ids as that of ``ERROR`` does."""
 
 
+@from_processes(LOCAL_SCHEDULER)
 class Export(NamedTuple):
     """client -> local scheduler. Functions this job may run: rows ``(function_id, name, payload, options)``.
 
@@ -36,6 +38,7 @@ class Functions(NamedTuple):
     functions: Rows
 
 
+@from_processes(LOCAL_SCHEDULER)
 class Submit(NamedTuple):
     """client -> local scheduler. Task rows, in order. A row that is known already is ignored; another row with its id is refused."""
 
@@ -77,6 +80,7 @@ class DirectAllowed(NamedTuple):
     attempt: int
 
 
+@from_peers(ACTOR)
 class SubmitDirect(NamedTuple):
     """client -> worker. Task rows to run as if this incarnation of the daemon had dispatched them.
 
@@ -89,6 +93,7 @@ class SubmitDirect(NamedTuple):
     attempt: int
 
 
+@from_processes(LOCAL_SCHEDULER)
 class SubmittedDirect(NamedTuple):
     """client -> local scheduler. Task rows that the client has sent to a worker directly."""
 
@@ -96,6 +101,7 @@ class SubmittedDirect(NamedTuple):
     rows: Rows
 
 
+@from_processes(LOCAL_SCHEDULER)
 class DirectCounts(NamedTuple):
     """client, worker -> local scheduler. How many values the worker has sent to the client directly.
 
@@ -107,6 +113,7 @@ class DirectCounts(NamedTuple):
     number: int
 
 
+@from_processes(LOCAL_SCHEDULER)
 class Completed(NamedTuple):
     """worker -> local scheduler. Attempts that ended, as columns, since there are many small ones. ``task_ids`` are concatenated.
 
@@ -134,6 +141,7 @@ class Completed(NamedTuple):
         return tuple(zip(split_ids(self.task_ids, TASK_BYTES), self.attempts, self.statuses, self.outputs, strict=True))
 
 
+@from_processes(LOCAL_SCHEDULER)
 class Yielded(NamedTuple):
     """worker -> local scheduler. Values of streams, in order: rows ``(task_id, attempt, index, value, contained)``.
 
@@ -148,6 +156,7 @@ CLOSE = -1
 """``AllowYields.upto`` of a stream that nobody reads any more: its generator is closed."""
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class AllowYields(NamedTuple):
     """local scheduler -> worker. The stream may yield the values below ``upto``; with CLOSE, it ends.
 
@@ -158,6 +167,7 @@ class AllowYields(NamedTuple):
     upto: int
 
 
+@from_processes(LOCAL_SCHEDULER)
 class RunningTasks(NamedTuple):
     """worker -> local scheduler, between ``Register`` and ``Ready``. The worker's tasks: rows ``(task row, attempt, begun, stopped)``.
 
@@ -175,6 +185,7 @@ class TakeBack(NamedTuple):
     task_ids: Ids
 
 
+@from_processes(LOCAL_SCHEDULER)
 class TakenBack(NamedTuple):
     """worker control -> local scheduler. Tasks that this worker returns; none of them has begun.
 
@@ -185,6 +196,7 @@ class TakenBack(NamedTuple):
     running: bytes
 
 
+@from_processes(LOCAL_SCHEDULER)
 class Blocked(NamedTuple):
     """worker -> local scheduler. ``task_id`` waits for the objects ``wanted``; the tasks ``returned`` have not begun and go back.
 
@@ -198,6 +210,7 @@ class Blocked(NamedTuple):
     inline: bool
 
 
+@from_processes(LOCAL_SCHEDULER)
 class WaitDetails(NamedTuple):
     """worker -> local scheduler, behind ``Blocked``. More about a wait for results of actors' calls.
 
@@ -212,12 +225,14 @@ class WaitDetails(NamedTuple):
     certain: bool
 
 
+@from_processes(LOCAL_SCHEDULER)
 class Unblocked(NamedTuple):
     """worker -> local scheduler. ``task_id`` no longer waits."""
 
     task_id: bytes
 
 
+@from_peers(CLIENT)
 class Results(NamedTuple):
     """local scheduler -> client. Outcomes of the client's tasks: rows ``(task_id, status, outputs)``, exactly one for every task.
 
@@ -238,6 +253,8 @@ class InheritTasks(NamedTuple):
     functions: Rows
 
 
+@from_processes(LOCAL_SCHEDULER)
+@from_nodes(LOCAL_SCHEDULER)
 class Cancel(NamedTuple):
     """client -> local scheduler -> home of the objects, or the client that made the call. Cancel what makes these objects.
 

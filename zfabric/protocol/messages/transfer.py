@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zfabric.protocol.access import from_agents, from_processes
+from zfabric.protocol.ids import LOCAL_SCHEDULER
 from zfabric.protocol.messages.rows import Ids
 
 
@@ -31,6 +33,7 @@ class StopPull(NamedTuple):
     object_id: bytes
 
 
+@from_processes(LOCAL_SCHEDULER)
 class Pulled(NamedTuple):
     """transfer agent -> local scheduler. The object is here, whole and sealed, in room that was granted to the agent, as in a ``Put``."""
 
@@ -39,6 +42,7 @@ class Pulled(NamedTuple):
     size: int
 
 
+@from_processes(LOCAL_SCHEDULER)
 class PullFailed(NamedTuple):
     """transfer agent -> local scheduler. The object cannot be copied.
 
@@ -51,6 +55,7 @@ class PullFailed(NamedTuple):
     text: str
 
 
+@from_agents
 class Want(NamedTuple):
     """reader -> source. Send the bytes of this object from ``position`` up to ``limit``.
 
@@ -64,6 +69,7 @@ class Want(NamedTuple):
     limit: int
 
 
+@from_agents
 class Credit(NamedTuple):
     """reader -> source. The reader has room for the object up to ``limit``."""
 
@@ -71,6 +77,7 @@ class Credit(NamedTuple):
     limit: int
 
 
+@from_agents
 class StopWant(NamedTuple):
     """reader -> source. Send nothing more. ``complete``: the reader has the whole object, which has more than one chunk."""
 
@@ -78,6 +85,7 @@ class StopWant(NamedTuple):
     complete: bool
 
 
+@from_agents
 class Chunk(NamedTuple):
     """source -> reader. The ``size`` bytes from ``position`` on, which follow this message."""
 
@@ -86,12 +94,14 @@ class Chunk(NamedTuple):
     size: int
 
 
+@from_agents
 class Queued(NamedTuple):
     """source -> reader. The want waits: other readers are served first."""
 
     token: int
 
 
+@from_agents
 class Redirect(NamedTuple):
     """source -> reader. ``node`` has a complete copy and fewer readers: ask it instead. The source has dropped the want."""
 
@@ -99,6 +109,7 @@ class Redirect(NamedTuple):
     node: bytes
 
 
+@from_agents
 class Unavailable(NamedTuple):
     """source -> reader. There is no copy of the object here."""
 
@@ -106,18 +117,21 @@ class Unavailable(NamedTuple):
     reason: str
 
 
+@from_processes(LOCAL_SCHEDULER)
 class PeersSilent(NamedTuple):
     """transfer agent -> local scheduler -> member. The agent asked these nodes for values, and had no answer for ``pair_patience``."""
 
     nodes: Ids
 
 
+@from_agents
 class Ping(NamedTuple):
     """transfer agent -> transfer agent. Sent while all pairs are probed. ``Pong`` is the answer; a lost ping is repeated."""
 
     number: int
 
 
+@from_agents
 class Pong(NamedTuple):
     """transfer agent -> transfer agent. The answer to ``Ping``."""
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zfabric.protocol.access import from_nodes, from_processes
+from zfabric.protocol.ids import LOCAL_SCHEDULER
 from zfabric.protocol.messages.rows import Ids, Rows
 
 
+@from_processes(LOCAL_SCHEDULER)
 class Put(NamedTuple):
     """client -> local scheduler. New values: rows ``(object_id, value, contained refs, durable)``.
 
@@ -23,6 +26,7 @@ class PutCommitted(NamedTuple):
     error: str
 
 
+@from_processes(LOCAL_SCHEDULER)
 class OfferResults(NamedTuple):
     """client -> local scheduler. Results that the client holds: rows ``(object_id, status, value, refs contained)``.
 
@@ -33,18 +37,23 @@ class OfferResults(NamedTuple):
     rows: Rows
 
 
+@from_processes(LOCAL_SCHEDULER)
 class Hold(NamedTuple):
     """client -> local scheduler. This process now has refs to these objects. Idempotent: holders are a set."""
 
     object_ids: Ids
 
 
+@from_processes(LOCAL_SCHEDULER)
+@from_nodes(LOCAL_SCHEDULER)
 class Release(NamedTuple):
     """client -> local scheduler. This process no longer has refs to these objects. Idempotent."""
 
     object_ids: Ids
 
 
+@from_processes(LOCAL_SCHEDULER)
+@from_nodes(LOCAL_SCHEDULER)
 class WatchReferences(NamedTuple):
     """client, local scheduler -> local scheduler. Report when nothing in the cluster needs these objects any more.
 
@@ -57,6 +66,7 @@ class WatchReferences(NamedTuple):
     former: bytes = b""
 
 
+@from_nodes(LOCAL_SCHEDULER)
 class Unreferenced(NamedTuple):
     """local scheduler -> client, local scheduler. Nothing needs these objects any more.
 
@@ -66,6 +76,7 @@ class Unreferenced(NamedTuple):
     object_ids: Ids
 
 
+@from_processes(LOCAL_SCHEDULER)
 class Fetch(NamedTuple):
     """client -> local scheduler. Request these objects. ``Objects`` is the answer for each, as soon as it exists."""
 
