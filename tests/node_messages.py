@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from zfabric.machines.common.tables import pack_row
 from zfabric.protocol import messages as m
+from zfabric.protocol.access import READ_TABLES, WRITE_TABLE
+from zfabric.protocol.checks import SECONDS_MAX, SIZE_MAX
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import (  # fmt: skip
     ATTEMPT_MAX,
@@ -20,18 +22,11 @@ from zfabric.protocol.ids import (  # fmt: skip
     TASK_BYTES,
 )
 from zfabric.protocol.inside import with_refs
-from zfabric.protocol.node_fields import (
-    KEY_BYTES,
-    LEVELS,
-    LOG_TABLES,
-    PENDING,
-    READ_TABLES,
-    RETURN_REASONS,
-    SECONDS_MAX,
-    SIZE_MAX,
-    STOP_REASONS,
-    WRITE_TABLE,
-)
+from zfabric.protocol.messages.cluster import KEY_BYTES
+from zfabric.protocol.messages.delegation import LEVELS, RETURN_REASONS
+from zfabric.protocol.messages.failover import PENDING
+from zfabric.protocol.messages.relays import LOG_TABLES
+from zfabric.protocol.messages.rows import STOP_REASONS
 from zfabric.protocol.options import LOG_NUMBERS_MAX, OPTION_TYPES, GroupTerm, group_strategy
 
 Strategy = st.SearchStrategy[Any]

@@ -21,6 +21,10 @@ FROM_PEERS: dict[bytes, set[type[Any]]] = {}
 """Messages that a process may send to another process of its node, by the receiving role."""
 FROM_AGENTS: set[type[Any]] = set()
 """Messages that transfer agents of other nodes may send to this node's agent. They have sockets of their own."""
+READ_TABLES = frozenset({"member", "object"})
+"""The tables of the head that other nodes may read: which nodes are alive, and durable values."""
+WRITE_TABLE = "object"
+"""The table of the head that other nodes may write to: durable values."""
 
 
 def from_processes(role: bytes) -> Callable[[Kind], Kind]:

@@ -18,11 +18,10 @@ from typing import Any
 import msgpack
 
 from zfabric.config import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX
-from zfabric.protocol.fields import ROW_CHECKS
-from zfabric.protocol.fields import MalformedFrame as MalformedFrame
+from zfabric.protocol.checks import FieldChecks, field_checks
+from zfabric.protocol.checks import MalformedFrame as MalformedFrame
 from zfabric.protocol.ids import LOCAL_SCHEDULER
 from zfabric.protocol.messages import MESSAGES, Envelope, Message
-from zfabric.protocol.node_fields import NODE_CHECKS
 from zfabric.protocol.pieces import Piece, divided
 from zfabric.protocol.refusals import Unread
 
@@ -34,10 +33,12 @@ class MessageTooLarge(ValueError):
     """A message that no receiver would accept, in however many pieces."""
 
 
-_CHECKS = {**ROW_CHECKS, **NODE_CHECKS}
 _HEAD = (bytes, bytes, str, tuple)
-_SHAPES: dict[str, tuple[type[Any], tuple[tuple[type, ...] | None, ...], frozenset[tuple[type, ...]]]] = {}
-"""By name: the class, the types each field may have, and all combinations of these, so that the usual check is one look-up."""
+Types = tuple[tuple[type, ...] | None, ...]
+Shape = tuple[type[Any], Types, frozenset[tuple[type, ...]], *FieldChecks]
+_SHAPES: dict[str, Shape] = {}
+"""By name, of messages received so far: the class, the types each field may have, all combinations of these, so that the usual check is
+one look-up, and the checks of the fields."""
 _new: Callable[[type[Any], tuple[Any, ...]], Any] = tuple.__new__
 """Makes a message of its fields once their number is checked, in half the time of calling its class."""
 
@@ -57,16 +58,16 @@ def _accepted(annotation: Any) -> tuple[type, ...] | None:
     return (annotation,)
 
 
-def _prepare() -> None:
-    for name, kind in MESSAGES.items():
-        hints = typing.get_type_hints(kind)
-        accepted = tuple(_accepted(hints[field]) for field in kind._fields)
-        anything = any(types is None for types in accepted)
-        combinations = frozenset() if anything else frozenset(itertools.product(*(types or () for types in accepted)))
-        _SHAPES[name] = (kind, accepted, combinations)
-
-
-_prepare()
+def _shape_of(name: str) -> Shape:
+    """Find what a message of this name must be, once for each name."""
+    kind: Any = MESSAGES.get(name)
+    if kind is None:
+        raise MalformedFrame(f"no message is called {name!r}")
+    hints = typing.get_type_hints(kind)
+    accepted = tuple(_accepted(hints[field]) for field in kind._fields)
+    anything = any(types is None for types in accepted)
+    combinations = frozenset() if anything else frozenset(itertools.product(*(types or () for types in accepted)))
+    return _SHAPES.setdefault(name, (kind, accepted, combinations, *field_checks(kind)))
 
 
 _pack: Callable[[Any], bytes] = msgpack.Packer().pack
@@ -228,17 +229,20 @@ def _envelope(item: Any) -> Envelope:
     to, source, name, fields = item
     if len(to) != 1 or len(source) != 1:
         raise MalformedFrame("a message's head is two role letters and a name")
-    shape = _SHAPES.get(name)
-    if shape is None:
-        raise MalformedFrame(f"no message is called {name!r}")
-    kind, accepted, combinations = shape
+    kind, accepted, combinations, is_plain, checks, whole = _SHAPES.get(name) or _shape_of(name)
     if tuple(map(type, fields)) not in combinations:
         if len(fields) != len(accepted):
             raise MalformedFrame(f"{name} has {len(accepted)} fields")
         for value, types, field in zip(fields, accepted, kind._fields, strict=True):
             if types is not None and type(value) not in types:
                 raise MalformedFrame(f"{name}.{field} cannot be {type(value).__name__}")
-    check = _CHECKS.get(name)
-    if check is not None:
-        check(name, fields)
-    return to, source, _new(kind, fields)
+    message = _new(kind, fields)
+    try:
+        if is_plain is None or not is_plain(fields):
+            for place, check in checks:
+                check(fields[place])
+            if whole is not None:
+                whole(message)
+    except MalformedFrame as error:
+        raise MalformedFrame(f"{name}: {error}") from None
+    return to, source, message

@@ -15,7 +15,11 @@ from typing import NamedTuple
 import msgpack
 
 from zfabric.protocol.ids import FUNCTION_BYTES, JOB_BYTES, TASK_BYTES, pack_counter, split_ids
-from zfabric.protocol.messages import Rows
+
+Names = tuple[tuple[bytes, str], ...]
+"""The names of functions or attempts, by their ids in a trace."""
+Arguments = tuple[tuple[bytes, tuple[bytes, ...]], ...]
+"""The values that calls took as arguments: ``(call_id, object ids)``, for those that took any."""
 
 _HEAD = TASK_BYTES + FUNCTION_BYTES
 SPAN_BYTES = 16
@@ -62,12 +66,11 @@ class TraceEvent(NamedTuple):
 
     node: bytes
     pid: int
-    names: tuple[tuple[bytes, str], ...]
+    names: Names
     trace: bytes
     kind: str = "task"
     """Attempts of a "task", or a "call" of an actor: then the functions' ids are those of methods."""
-    arguments: Rows = ()
-    """The values that calls took as arguments: ``(call_id, object ids)``, for those that took any."""
+    arguments: Arguments = ()
     waited: bytes = b""
     """How long calls waited in the actor's process before they began (``pack_waited``); empty if nobody measured."""
 
@@ -88,7 +91,7 @@ def unmarked(name: str) -> tuple[str, str]:
     return (before, mark) if separator and mark in MARKS else (name, "")
 
 
-def rename(trace: bytes, names: dict[int, str]) -> tuple[bytes, Rows]:
+def rename(trace: bytes, names: dict[int, str]) -> tuple[bytes, Names]:
     """Name the attempts at these places separately: the changed trace, and one row ``(id, name)`` for each name."""
     count = len(trace) // EACH_BYTES
     changed = bytearray(trace)
@@ -102,7 +105,9 @@ def rename(trace: bytes, names: dict[int, str]) -> tuple[bytes, Rows]:
     return bytes(changed), tuple((identifier, name) for name, identifier in identifiers.items())
 
 
-def pack_event(node: bytes, pid: int, names: Rows, trace: bytes, kind: str = "task", arguments: Rows = (), waited: bytes = b"") -> bytes:
+def pack_event(
+    node: bytes, pid: int, names: Names, trace: bytes, kind: str = "task", arguments: Arguments = (), waited: bytes = b""
+) -> bytes:
     """The value of a row of the event table."""
     packed: bytes = msgpack.packb((node, pid, names, trace, kind, arguments, *((waited,) if waited else ())), use_bin_type=True)
     return packed

@@ -26,8 +26,8 @@ from zfabric.adapters.node_transport import JOIN_BYTES_MAX
 from zfabric.exceptions import ConfigError, ConnectionLostError
 from zfabric.machines.common.resources import OWN_RESOURCES, amount_of
 from zfabric.protocol import messages as m
+from zfabric.protocol.messages.cluster import LABELS_MAX
 from zfabric.protocol.names import is_text
-from zfabric.protocol.node_fields import LABELS_MAX
 from zfabric.runtime.keys import ClusterKeys, create_keys, create_server_pair, read_keys, read_server_pair, replace_role
 from zfabric.runtime.session import HEAD_SUFFIX, LOOPBACK, TCP, ClusterSettings, Session, find_sessions, is_cluster_address
 

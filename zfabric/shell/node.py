@@ -21,7 +21,7 @@ from zfabric.machines.member import Member
 from zfabric.machines.object_store import ObjectStore
 from zfabric.machines.registry import Registry
 from zfabric.protocol import messages as m
-from zfabric.protocol.access import FROM_NODES, FROM_PROCESSES
+from zfabric.protocol.access import FROM_NODES, FROM_PROCESSES, READ_TABLES, WRITE_TABLE
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import (
     CONTROL_STORE,
@@ -37,8 +37,7 @@ from zfabric.protocol.ids import (
     control_of,
 )
 from zfabric.protocol.machine import Machine, Refusal, WrappedMachine
-from zfabric.protocol.messages import Envelope, Message
-from zfabric.protocol.node_fields import READ_TABLES, WRITE_TABLE
+from zfabric.protocol.messages import Envelope
 
 SWEEP_EVERY = 5.0
 """A peer that two sweeps find unregistered loses its link. Drivers wait less long for their farewell."""

@@ -15,6 +15,9 @@ A *row* is an immutable tuple of bytes, int, float, bool, str, None and tuples. 
 ``outputs``     a tuple of values, one per return.
 
 Everything is data: no scheduler, store or tool ever unpickles it.
+
+A message is a class in one of the modules below, and a handler in the machine that receives it. Decorators of the class declare who may
+send it over a socket (``protocol.access``). The types of its fields (``rows``) carry their checks (``protocol.checks``).
 """
 
 from __future__ import annotations

@@ -7,11 +7,28 @@ with refs inside, concern other processes as well: these go through the schedule
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from zfabric.protocol.access import from_nodes, from_peers, from_processes
+from zfabric.protocol.checks import BOOL, BYTES, FUNCTION, INT, OBJECT, STR, TASK, MalformedFrame, column, layout, many
 from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, LOCAL_SCHEDULER
-from zfabric.protocol.messages.rows import Ids, Rows
+from zfabric.protocol.messages.rows import (
+    Attempt,
+    Caller,
+    Callers,
+    CallRows,
+    LogNumber,
+    ObjectIds,
+    OutcomeRows,
+    ResultRows,
+    Row,
+    Rows,
+    TaskId,
+    TaskIds,
+)
+from zfabric.protocol.options import CHECKPOINT_PARTS_MAX
+from zfabric.protocol.row_checks import TASK_ROW, is_plain_call
+from zfabric.protocol.trace import EACH_BYTES, WAITED_BYTES
 
 # Where an actor is, in ``ActorLocations``.
 CREATING = 0
@@ -29,7 +46,7 @@ class FindActors(NamedTuple):
     ``ActorLocations`` answers now, and whenever a location changes.
     """
 
-    actor_ids: Ids
+    actor_ids: TaskIds
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -47,7 +64,7 @@ class ActorLocations(NamedTuple):
     - ``failure`` is a packed failure (``protocol.failures``): why a DEAD actor has ended, or why the last life of a CREATING one did.
     """
 
-    rows: Rows
+    rows: Annotated[Rows, layout(TASK, INT, BYTES, INT, BOOL, BYTES, BYTES)]
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -62,9 +79,14 @@ class Call(NamedTuple):
     the actor that the calls are for. Calls for an earlier life are not run: ``ActorLocations`` notifies the caller that it has ended.
     """
 
-    actor_id: bytes
+    actor_id: TaskId
     attempt: int
-    rows: Rows
+    rows: CallRows
+
+    @staticmethod
+    def is_plain(fields: Row) -> bool:
+        """Whether this is one call that needs no other check."""
+        return is_plain_call(fields)
 
 
 @from_peers(CLIENT)
@@ -75,7 +97,7 @@ class Returned(NamedTuple):
     comes again with a pin, in ``Objects``: the client need not fetch it.
     """
 
-    rows: Rows
+    rows: ResultRows
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -87,7 +109,7 @@ class CallOutcomes(NamedTuple):
     first, they are lost, and the caller's calls fail as those of a dead actor do.
     """
 
-    rows: Rows
+    rows: OutcomeRows
 
 
 class OutcomesRecorded(NamedTuple):
@@ -97,7 +119,7 @@ class OutcomesRecorded(NamedTuple):
     outcomes. A worker also receives this for each task that made a stream, and then releases the last values of the stream.
     """
 
-    call_ids: Ids
+    call_ids: TaskIds
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -109,7 +131,7 @@ class ExpectResults(NamedTuple):
     dies before that, the values are lost.
     """
 
-    rows: Rows
+    rows: Annotated[Rows, layout(OBJECT, TASK, column(int, type(None)), widths=(2, 3))]
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -120,7 +142,7 @@ class KillActor(NamedTuple):
     With ``no_restart`` it ends for good.
     """
 
-    actor_id: bytes
+    actor_id: TaskId
     no_restart: bool
 
 
@@ -128,7 +150,7 @@ class KillActor(NamedTuple):
 class StopCall(NamedTuple):
     """client -> worker control. Do not run this call, or stop it if it runs; ``reason`` as in ``Interrupt``."""
 
-    call_id: bytes
+    call_id: TaskId
     reason: str
 
 
@@ -140,8 +162,8 @@ class RetireActor(NamedTuple):
     is lost with the daemon, its successor finds out again whether there are handles, and clients repeat ``KillActor``.
     """
 
-    actor_id: bytes
-    attempt: int
+    actor_id: TaskId
+    attempt: Attempt
     at_once: bool
 
 
@@ -151,7 +173,7 @@ class DrainActor(NamedTuple):
     ``ActorDrained`` is the answer. Calls that wait, or arrive later, do not begin: their callers send them to the actor's next life.
     """
 
-    actor_id: bytes
+    actor_id: TaskId
     attempt: int
 
 
@@ -162,7 +184,7 @@ class ActorDrained(NamedTuple):
     The callers have received the outcomes of all calls that have begun. So a call without an outcome has not begun.
     """
 
-    actor_id: bytes
+    actor_id: TaskId
     attempt: int
 
 
@@ -174,7 +196,7 @@ class ActorEnded(NamedTuple):
     If this is lost with the daemon, the actor is missing in the ``HostedActors`` that the next daemon receives.
     """
 
-    actor_id: bytes
+    actor_id: TaskId
     attempt: int
     executing: bytes
     reason: str
@@ -187,7 +209,7 @@ class HostedActors(NamedTuple):
     A host of lightweight actors sends no rows if none lives in it.
     """
 
-    rows: Rows
+    rows: Annotated[Rows, layout(TASK_ROW, INT)]
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -195,7 +217,7 @@ class HostedActors(NamedTuple):
 class ActorExiting(NamedTuple):
     """actor -> local scheduler -> home of the actor. The actor has ended itself (``exit_actor``): it is not restarted."""
 
-    actor_id: bytes
+    actor_id: TaskId
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -207,10 +229,18 @@ class CallTimes(NamedTuple):
     sent once a second, or sooner if there are many calls. Lost times are missing in the timeline and nowhere else.
     """
 
-    names: Rows
+    names: Annotated[Rows, layout(FUNCTION, STR)]
     trace: bytes
-    arguments: Rows
+    arguments: Annotated[Rows, layout(TASK, many(OBJECT))]
     waited: bytes
+
+    def check(self) -> None:
+        """Check that the times are as many as the calls."""
+        count, left = divmod(len(self.trace), EACH_BYTES)
+        if left:
+            raise MalformedFrame(f"a trace has {EACH_BYTES} bytes for each call")
+        if len(self.waited) not in (0, count * WAITED_BYTES):
+            raise MalformedFrame(f"{WAITED_BYTES} bytes for how long each call waited, or none")
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -223,7 +253,7 @@ class HostDelays(NamedTuple):
     """
 
     running: bytes
-    rows: Rows
+    rows: Annotated[Rows, layout(TASK, TASK, many(OBJECT), many(TASK), BOOL)]
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -237,13 +267,13 @@ class LogAppended(NamedTuple):
     refuses it from any process but the one in which the actor now lives.
     """
 
-    actor_id: bytes
-    attempt: int
-    number: int
-    last: int
+    actor_id: TaskId
+    attempt: LogNumber
+    number: LogNumber
+    last: LogNumber
     rows: bytes
-    made: Ids
-    refs: Ids
+    made: ObjectIds
+    refs: ObjectIds
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -254,20 +284,30 @@ class Checkpoint(NamedTuple):
     errors; they come with the last part. The other fields are as in ``LogAppended``.
     """
 
-    actor_id: bytes
-    attempt: int
-    number: int
-    last: int
+    actor_id: TaskId
+    attempt: LogNumber
+    number: LogNumber
+    last: LogNumber
     part: int
     parts: int
     data: bytes
-    refs: Ids
+    refs: ObjectIds
+
+    def check(self) -> None:
+        """Check that the part is one of the parts."""
+        check_part(self.part, self.parts)
+
+
+def check_part(part: int, parts: int) -> None:
+    """Check that a checkpoint has this part."""
+    if not 0 <= part < parts <= CHECKPOINT_PARTS_MAX:
+        raise MalformedFrame(f"a checkpoint has parts 0 to {CHECKPOINT_PARTS_MAX - 1}")
 
 
 class LogCommitted(NamedTuple):
     """local scheduler -> worker control. The messages about the actor's log are committed up to this number: results may leave."""
 
-    actor_id: bytes
+    actor_id: TaskId
     upto: int
 
 
@@ -280,10 +320,10 @@ class ReplayProgress(NamedTuple):
     gone.
     """
 
-    actor_id: bytes
+    actor_id: TaskId
     done: int
     total: int
-    callers: Ids
+    callers: Callers
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -296,9 +336,9 @@ class CallCounts(NamedTuple):
     the death of the process, its slot has the exact count (``ProcessDied``).
     """
 
-    actor_id: bytes
-    ended: int
-    waits_for: int
+    actor_id: TaskId
+    ended: LogNumber
+    waits_for: LogNumber
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -310,8 +350,8 @@ class OutcomesReceived(NamedTuple):
     incarnation, ahead of the calls that are repeated, and without it from time to time.
     """
 
-    actor_id: bytes
-    call_ids: Ids
+    actor_id: TaskId
+    call_ids: TaskIds
     others: bool
 
 
@@ -323,4 +363,4 @@ class CallerGone(NamedTuple):
     actors, and the client may have called one of them.
     """
 
-    incarnation: bytes
+    incarnation: Caller

@@ -6,11 +6,12 @@ value is written and read while the arena has no room (``zfabric.machines.common
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from zfabric.protocol.access import from_processes
+from zfabric.protocol.checks import INT, OBJECT, layout
 from zfabric.protocol.ids import OBJECT_STORE
-from zfabric.protocol.messages.rows import Ids, Rows
+from zfabric.protocol.messages.rows import ObjectIds, Rows
 
 
 @from_processes(OBJECT_STORE)
@@ -58,7 +59,7 @@ class ReturnGrant(NamedTuple):
 
     offset: int
     used: int
-    gaps: Rows = ()
+    gaps: Annotated[Rows, layout(INT, INT)] = ()
 
 
 class RecallGrant(NamedTuple):
@@ -74,14 +75,14 @@ class GrantsHeld(NamedTuple):
     Only unfinished grants are listed: the rest of a grant (``used`` is 0), or an object being written (``used`` is its whole size).
     """
 
-    rows: Rows
+    rows: Annotated[Rows, layout(INT, INT, INT)]
 
 
 @from_processes(OBJECT_STORE)
 class Pinned(NamedTuple):
     """client -> object store, between ``Register`` and ``Ready``. The client's pins: rows ``(object_id, offset, size)``."""
 
-    rows: Rows
+    rows: Annotated[Rows, layout(OBJECT, INT, INT)]
 
 
 @from_processes(OBJECT_STORE)
@@ -92,13 +93,13 @@ class Unpin(NamedTuple):
     that crosses a new ``Located`` releases the older pins only, and nothing is moved under a reader.
     """
 
-    object_ids: Ids
+    object_ids: ObjectIds
 
 
 class RecallPins(NamedTuple):
     """object store -> client. The arena is short of room: unpin each of these objects that no live value of the process uses."""
 
-    object_ids: Ids
+    object_ids: ObjectIds
 
 
 class Sealed(NamedTuple):
@@ -160,13 +161,13 @@ class StoreRoom(NamedTuple):
 class Free(NamedTuple):
     """local scheduler -> object store. Nobody refers to these objects any more; free each once it is unpinned."""
 
-    object_ids: Ids
+    object_ids: ObjectIds
 
 
 class Protect(NamedTuple):
     """local scheduler -> object store. These objects cannot be made again any more: they are spilled, and no longer dropped."""
 
-    object_ids: Ids
+    object_ids: ObjectIds
 
 
 class ProcessGone(NamedTuple):
@@ -178,7 +179,7 @@ class ProcessGone(NamedTuple):
 class RetainOnly(NamedTuple):
     """local scheduler -> object store, once after a restart. Begin, and free all objects but these, to which processes refer."""
 
-    object_ids: Ids
+    object_ids: ObjectIds
 
 
 class ExtentReady(NamedTuple):

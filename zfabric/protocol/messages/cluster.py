@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import Annotated, NamedTuple, TypeAlias
 
 from zfabric.protocol.access import from_nodes, from_processes
-from zfabric.protocol.ids import LOCAL_SCHEDULER, MEMBER, REGISTRY
-from zfabric.protocol.messages.rows import Ids, Rows
+from zfabric.protocol.checks import BYTES, COUNT, INT, NODE, STR, Check, MalformedFrame, each, ids_of, layout, optional, short_text, within
+from zfabric.protocol.ids import LOCAL_SCHEDULER, MEMBER, NODE_NUMBER_MAX, REGISTRY
+from zfabric.protocol.messages.rows import Count, Ids, NodeId, NodeIds, Rows, Seconds, Text
+from zfabric.protocol.names import NAME_BYTES_MAX
+
+KEY_BYTES = 40
+"""Bytes of a public key in Z85."""
+LABELS_MAX = 1000
+"""Most labels, resources or versions of one node."""
+
+TEXT = short_text(NAME_BYTES_MAX)
+NODE_NUMBER = within(0, NODE_NUMBER_MAX)
+NodeNumber: TypeAlias = Annotated[int, NODE_NUMBER]
+
+
+def _check_pairs(check: Check, rows: Rows) -> None:
+    if len(rows) > LABELS_MAX:
+        raise MalformedFrame(f"a node has at most {LABELS_MAX} resources, labels and versions of each")
+    check(rows)
+
+
+_check_resources = partial(_check_pairs, layout(TEXT, COUNT))
+_check_labels = partial(_check_pairs, layout(TEXT, TEXT))
+Resources: TypeAlias = Annotated[Rows, _check_resources]
+Labels: TypeAlias = Annotated[Rows, _check_labels]
 
 
 @from_nodes(REGISTRY)
@@ -20,16 +44,16 @@ class Join(NamedTuple):
     """
 
     protocol: int
-    node: bytes
-    number: int
-    name: str
-    pid: int
-    key: bytes
-    address: str
-    transfer: str
-    resources: Rows
-    labels: Rows
-    versions: Rows
+    node: NodeId
+    number: NodeNumber
+    name: Text
+    pid: Count
+    key: Annotated[bytes, ids_of(KEY_BYTES)]
+    address: Text
+    transfer: Text
+    resources: Resources
+    labels: Labels
+    versions: Labels
 
 
 @from_nodes(MEMBER)
@@ -41,9 +65,14 @@ class Joined(NamedTuple):
     renews it.
     """
 
-    head: bytes
-    number: int
-    lease: float
+    head: NodeId
+    number: Annotated[int, within(1, NODE_NUMBER_MAX)]
+    lease: Seconds
+
+    def check(self) -> None:
+        """Check that there is a lease."""
+        if not self.lease:
+            raise MalformedFrame("a node has a lease")
 
 
 @from_nodes(MEMBER)
@@ -55,31 +84,31 @@ class NodeTable(NamedTuple):
     node of the registry, whose control store numbers jobs. It is empty only in the first table, which has no nodes.
     """
 
-    version: int
-    rows: Rows
-    head: bytes = b""
+    version: Count
+    rows: Annotated[Rows, layout(NODE, NODE_NUMBER, STR, STR, STR, BYTES, each(_check_resources), each(_check_labels), INT)]
+    head: Annotated[bytes, optional(NODE)] = b""
 
 
 @from_nodes(REGISTRY)
 class RenewLease(NamedTuple):
     """member -> registry. Ask for the lease to be renewed. ``number`` counts the requests of this member."""
 
-    node: bytes
-    number: int
+    node: NodeId
+    number: Count
 
 
 @from_nodes(MEMBER)
 class LeaseRenewed(NamedTuple):
     """registry -> member. Request ``number`` has renewed the lease, which begins at the time at which the request was sent."""
 
-    number: int
+    number: Count
 
 
 @from_nodes(REGISTRY)
 class Leave(NamedTuple):
     """member -> registry. The node leaves the cluster: it has nothing any more that others need."""
 
-    node: bytes
+    node: NodeId
     reason: str
 
 
@@ -100,7 +129,7 @@ class Unreachable(NamedTuple):
 class Complain(NamedTuple):
     """member -> registry. This node could not reach these nodes for ``pair_patience``. It is repeated until it can."""
 
-    nodes: Ids
+    nodes: NodeIds
 
 
 @from_nodes(MEMBER)
@@ -110,7 +139,7 @@ class ProbePairs(NamedTuple):
     ``PairsProbed`` is the answer. ``number`` names the probe. If the message or the answer is lost, the registry decides without it.
     """
 
-    number: int
+    number: Count
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -121,5 +150,5 @@ class PairsProbed(NamedTuple):
     The member adds those that the daemon could not reach.
     """
 
-    number: int
-    nodes: Ids
+    number: Count
+    nodes: NodeIds

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from zfabric.protocol.access import from_nodes
-from zfabric.protocol.ids import CONTROL_STORE, LOCAL_SCHEDULER
-from zfabric.protocol.messages.rows import Ids, Rows
+from zfabric.protocol.checks import BYTES, STR, MalformedFrame, layout, short_bytes
+from zfabric.protocol.ids import CONTROL_STORE, LOCAL_SCHEDULER, OBJECT_BYTES
+from zfabric.protocol.messages.rows import Count, Ids, Rows
 
 
 @from_nodes(CONTROL_STORE)
@@ -18,8 +19,8 @@ class Write(NamedTuple):
     """
 
     token: int
-    puts: Rows
-    deletes: Rows
+    puts: Annotated[Rows, layout(STR, BYTES, BYTES)]
+    deletes: Annotated[Rows, layout(STR, BYTES)]
 
 
 @from_nodes(CONTROL_STORE)
@@ -29,10 +30,10 @@ class DeleteRows(NamedTuple):
     It covers rows whose commit is under way. ``token`` 0 requests no answer. The message may be repeated.
     """
 
-    token: int
+    token: Count
     table: str
-    start: bytes
-    end: bytes
+    start: Annotated[bytes, short_bytes(OBJECT_BYTES)]
+    end: Annotated[bytes, short_bytes(OBJECT_BYTES)]
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -42,7 +43,7 @@ class Written(NamedTuple):
     It is refused if its condition failed or the store is read-only; ``text`` says which.
     """
 
-    token: int
+    token: Count
     ok: bool
     text: str
 
@@ -79,24 +80,33 @@ class NewJob(NamedTuple):
     A store that cannot write answers with ``Written``, this token and ``ok`` False.
     """
 
-    token: int
+    token: Count
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class JobNumber(NamedTuple):
     """control store -> local scheduler. A number that no other job has; it is committed."""
 
-    token: int
-    number: int
+    token: Count
+    number: Count
+
+
+READ_MAX = 1000
+"""Most rows that one ``Read`` requests."""
+
+
+def _check_number(keys: Ids) -> None:
+    if len(keys) > READ_MAX:
+        raise MalformedFrame(f"at most {READ_MAX} keys")
 
 
 @from_nodes(CONTROL_STORE)
 class Read(NamedTuple):
     """any -> control store. Request the rows of ``table`` under these keys. ``Found`` answers; absent keys are left out."""
 
-    token: int
+    token: Count
     table: str
-    keys: Ids
+    keys: Annotated[Ids, BYTES, _check_number]
 
 
 class Scan(NamedTuple):

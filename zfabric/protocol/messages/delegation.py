@@ -6,11 +6,59 @@ neither retries such a task nor passes it on. It reports how the attempt ended, 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from itertools import chain
+from typing import Annotated, Any, NamedTuple
+
+import msgpack
 
 from zfabric.protocol.access import from_nodes
-from zfabric.protocol.ids import LOCAL_SCHEDULER
-from zfabric.protocol.messages.rows import Ids, Row, Rows
+from zfabric.protocol.checks import (
+    ATTEMPT,
+    COUNT,
+    INCARNATION,
+    INT,
+    JOB,
+    NODE,
+    OBJECT,
+    SECONDS,
+    SIZE_MAX,
+    STR,
+    TASK,
+    Column,
+    MalformedFrame,
+    check_fields,
+    column,
+    entries,
+    ids_of,
+    layout,
+    many,
+    one_of,
+    optional,
+    row,
+    within,
+)
+from zfabric.protocol.ids import ATTEMPT_MAX, JOB_BYTES, LOCAL_SCHEDULER, NODE_BYTES, PREFIX_BYTES, TASK_BYTES
+from zfabric.protocol.messages.rows import (
+    STREAM_INDEX,
+    TASK_ID,
+    Attempt,
+    Count,
+    FunctionRows,
+    Homes,
+    Ids,
+    Incarnation,
+    JobId,
+    ObjectId,
+    ObjectIds,
+    Row,
+    Rows,
+    StopReason,
+    TaskId,
+    TaskIds,
+    TaskRows,
+)
+from zfabric.protocol.messages.tasks import OK, Completed
+from zfabric.protocol.row_checks import check_task_rows
 
 LOST = 5
 """A status of ``Ended``: the worker of the attempt died. The one output is a packed row ``(suspect, pid, exit code, signal, peak, stderr,
@@ -19,6 +67,101 @@ memory)``. ``suspect``: the worker was running the task when it died. ``memory``
 STAYS = 6
 """A status of ``Ended``: the outcome has refs whose homes the executor's restarted daemon does not know. The task runs again at its
 home."""
+
+
+RETURN_REASONS = ("", "blocked", "full")
+LEVELS = ("info", "warning", "error", "again")
+"""Levels of notices. "again": something runs again, of which a driver receives a limited number of notices."""
+OFFER_MAX = 64
+"""Most fields of an offer of a large value: its size, and nodes that have it."""
+
+STATUS = within(0, STAYS)
+
+
+def check_sizes(values: tuple[Any, ...]) -> None:
+    """Check the numbers among values: the sizes of those that are large."""
+    COUNT.check(tuple(value for value in values if type(value) is int))
+
+
+def check_values(status: int, values: tuple[Any, ...]) -> None:
+    """Check the outputs of an attempt or a call that ended with this status."""
+    STATUS.check((status,))
+    if not set(map(type, values)) <= ({bytes, int} if status == OK else {bytes}):
+        raise MalformedFrame("a value is bytes or its size, an error is bytes")
+    check_sizes(values)
+
+
+_CRASH = (bool, int, int, int, int, str, bool)
+
+
+def _check_crash(values: tuple[bytes, ...]) -> None:
+    """Check the outputs of an attempt that was lost: how its worker died."""
+    try:
+        types = [tuple(map(type, msgpack.unpackb(value, use_list=False, raw=False))) for value in values]
+    except Exception:  # msgpack raises many kinds for bytes that are not its own; all mean the same here
+        types = [()]
+    if types not in ([], [_CRASH]):
+        raise MalformedFrame("a lost attempt says how its worker died")
+
+
+_COMPLETED = (tuple, tuple, tuple, bytes, tuple, tuple, bytes)
+_INSIDE = many(OBJECT)
+
+
+def _check_completed(columns: Row) -> None:
+    """Check the columns of attempts that ended."""
+    if tuple(map(type, columns)) != _COMPLETED:
+        raise MalformedFrame("attempts that ended are seven columns")
+    completed = Completed(*columns)
+    check_fields(completed)
+    ATTEMPT.check(completed.attempts)
+    # Most are small values: one look at all of them.
+    if any(completed.statuses) or not set(map(type, chain.from_iterable(completed.outputs))) <= {bytes}:
+        for status, values in zip(completed.statuses, completed.outputs, strict=True):
+            check_values(status, values)
+            if status == LOST:
+                _check_crash(values)
+    for index, contained, kept in completed.extras:
+        if not 0 <= index < len(completed.attempts):
+            raise MalformedFrame("refs inside values are named by index")
+        _check_contained(contained)
+        OBJECT.check(kept)
+    for _, count, seconds in completed.durations:
+        COUNT.check((count,))
+        SECONDS.check((seconds,))
+
+
+_check_contained = entries(_INSIDE)
+_ENDED_PLAINLY = ((OK,), (), (), b"")
+"""The other columns of one attempt that ended with small values: its status, refs, durations and times."""
+
+
+def _check_offers(values: tuple[Any, ...]) -> None:
+    """Check the tuples among values, each of which says where a large value is to be copied from."""
+    for offer in values:
+        if type(offer) is tuple:
+            if not 1 <= len(offer) <= OFFER_MAX:
+                raise MalformedFrame(f"a large value is its size and up to {OFFER_MAX - 1} nodes")
+            _check_size(offer[:1])
+            NODE.check(offer[1:])
+
+
+_check_size = entries(COUNT)
+
+
+def _check_fetched(rows: Rows) -> None:
+    for _, status, value, _ in rows:
+        if type(value) is tuple:
+            if status != OK:
+                raise MalformedFrame("a failure is bytes")
+            if value:
+                _check_offers((value,))
+
+
+def check_job(job: bytes, rows: Rows) -> None:
+    """Check that all tasks are of one job."""
+    if not {task[TASK_ID][:JOB_BYTES] for task in rows} <= {job}:
+        raise MalformedFrame("all tasks are of one job")
 
 
 ANY_DAEMON = bytes(8)
@@ -38,8 +181,8 @@ class RegisterNode(NamedTuple):
     """
 
     protocol: int
-    daemon: bytes
-    peer: bytes = b""
+    daemon: Incarnation
+    peer: Annotated[bytes, optional(INCARNATION)] = b""
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -51,7 +194,7 @@ class RunningDelegated(NamedTuple):
     counts. The home stops attempts that it no longer needs.
     """
 
-    rows: Rows
+    rows: Annotated[Rows, layout(TASK, ATTEMPT)]
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -61,8 +204,8 @@ class ClaimValues(NamedTuple):
     ``homes`` is as in ``Delegate``. The node answers ``CopyLost`` for each value that it does not have.
     """
 
-    rows: Rows
-    homes: Rows
+    rows: Annotated[Rows, layout(OBJECT, many(OBJECT))]
+    homes: Homes
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -72,8 +215,8 @@ class RetainedValues(NamedTuple):
     ``homes`` is as in ``Delegate``. The home sends ``Release`` for those that it does not need.
     """
 
-    rows: Rows
-    homes: Rows
+    rows: Annotated[Rows, layout(OBJECT, COUNT, many(OBJECT))]
+    homes: Homes
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -86,20 +229,38 @@ class Delegate(NamedTuple):
     row ``(object_id, node)`` for each object named here whose home is not the sender.
     """
 
-    job: Row
-    functions: Rows
-    rows: Rows
-    attempts: Rows
-    values: Rows
-    homes: Rows
-    attempt: int
+    job: Annotated[Row, row(JOB, STR, NODE)]
+    functions: FunctionRows
+    rows: TaskRows
+    attempts: Annotated[Rows, layout(INT, ATTEMPT)]
+    values: Annotated[Rows, layout(OBJECT, Column(frozenset((bytes, tuple)), _check_offers), many(OBJECT))]
+    homes: Homes
+    attempt: Attempt
+
+    @staticmethod
+    def is_plain(fields: Row) -> bool:
+        """Whether there are plain attempts alone, as of most tasks. Raises MalformedFrame for rows that are none."""
+        job, functions, rows, attempts, values, homes, attempt = fields
+        if not functions == attempts == values == homes == () or tuple(map(type, job)) != (bytes, str, bytes):
+            return False
+        check_task_rows(rows)
+        return (
+            0 <= attempt <= ATTEMPT_MAX
+            and len(job[2]) == NODE_BYTES
+            and len(job[0]) == JOB_BYTES
+            and {task[0][:JOB_BYTES] for task in rows} <= {job[0]}
+        )
+
+    def check(self) -> None:
+        """Check that all tasks are of the job."""
+        check_job(self.job[0], self.rows)
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class Reclaim(NamedTuple):
     """home -> executor. The home has room, or places tasks anew: return the tasks that have not begun. ``Reclaimed`` answers."""
 
-    task_ids: Ids
+    task_ids: TaskIds
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -112,8 +273,8 @@ class Reclaimed(NamedTuple):
     - "full": actors, or bundles of placement groups, leave no room for the tasks on the executor.
     """
 
-    task_ids: Ids
-    reason: str
+    task_ids: TaskIds
+    reason: Annotated[str, one_of(RETURN_REASONS)]
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -123,9 +284,9 @@ class StopDelegated(NamedTuple):
     If the attempt has made an actor, the actor's process ends at once.
     """
 
-    task_id: bytes
-    attempt: int
-    reason: str
+    task_id: TaskId
+    attempt: Attempt
+    reason: StopReason
     recursive: bool
 
 
@@ -137,9 +298,9 @@ class StopChildren(NamedTuple):
     or "force".
     """
 
-    prefixes: Ids
-    parents: Ids
-    reason: str
+    prefixes: Annotated[Ids, ids_of(PREFIX_BYTES)]
+    parents: TaskIds
+    reason: StopReason
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -151,9 +312,28 @@ class Ended(NamedTuple):
     and pins the objects that they name, until ``EndsReceived``. ``homes`` is as in ``Delegate``.
     """
 
-    number: int
-    completed: Row
-    homes: Rows
+    number: Count
+    completed: Annotated[Row, _check_completed]
+    homes: Homes
+
+    @staticmethod
+    def is_plain(fields: Row) -> bool:
+        """Whether this is one attempt that ended with one small value, as of a program that waits for each task."""
+        number, completed, homes = fields
+        if homes != () or completed[1:2] + completed[4:] != _ENDED_PLAINLY:
+            return False
+        attempts, statuses, outputs, task_id = completed[:4]
+        return (
+            0 <= number <= SIZE_MAX
+            and type(attempts) is type(outputs) is tuple
+            and len(attempts) == len(outputs) == 1
+            and type(attempts[0]) is type(statuses[0]) is int
+            and 0 <= attempts[0] <= ATTEMPT_MAX
+            and type(outputs[0]) is tuple
+            and tuple(map(type, outputs[0])) == (bytes,)
+            and type(task_id) is bytes
+            and len(task_id) == TASK_BYTES
+        )
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -163,9 +343,9 @@ class RelayedYields(NamedTuple):
     These messages share their numbers with ``Ended``, and are retained and acknowledged as those are.
     """
 
-    number: int
-    rows: Rows
-    homes: Rows
+    number: Count
+    rows: Annotated[Rows, layout(TASK, ATTEMPT, STREAM_INDEX, Column(frozenset((bytes, int, type(None))), check_sizes), many(OBJECT))]
+    homes: Homes
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -177,8 +357,8 @@ class EndsReceived(NamedTuple):
     these messages no longer names the caller.
     """
 
-    number: int
-    callers: Rows = ()
+    number: Count
+    callers: Annotated[Rows, layout(INCARNATION, COUNT)] = ()
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -188,8 +368,8 @@ class Borrow(NamedTuple):
     A restarted daemon does not know the homes of the objects that its processes refer to. It asks every node, with ``certain`` false.
     """
 
-    number: int
-    object_ids: Ids
+    number: Count
+    object_ids: ObjectIds
     certain: bool = True
 
 
@@ -200,15 +380,15 @@ class Borrowed(NamedTuple):
     ``unknown`` are the objects whose home is not the sender, or no longer.
     """
 
-    number: int
-    unknown: Ids = ()
+    number: Count
+    unknown: ObjectIds = ()
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class FetchValues(NamedTuple):
     """any node -> home of objects. Requests values; ``FetchedValues`` answers as soon as they exist."""
 
-    object_ids: Ids
+    object_ids: ObjectIds
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -219,15 +399,15 @@ class FetchedValues(NamedTuple):
     them. ``()`` says that the object is unknown here.
     """
 
-    rows: Rows
-    homes: Rows
+    rows: Annotated[Rows, layout(OBJECT, STATUS, column(bytes, tuple), many(OBJECT)), _check_fetched]
+    homes: Homes
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class CopyLost(NamedTuple):
     """any node -> home of an object. The sender has lost the value that it retained for the home."""
 
-    object_id: bytes
+    object_id: ObjectId
     reason: str
 
 
@@ -238,7 +418,7 @@ class RetainCopies(NamedTuple):
     The node answers ``CopyLost`` for each that it does not have.
     """
 
-    object_ids: Ids
+    object_ids: ObjectIds
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -253,28 +433,28 @@ class CopyValues(NamedTuple):
     The last of these messages is empty. Its answer confirms that all messages before it have arrived.
     """
 
-    object_ids: Ids
+    object_ids: ObjectIds
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class ValuesCopied(NamedTuple):
     """home or holder of objects -> node that is drained. Each of these values has been copied, or is not needed."""
 
-    object_ids: Ids
+    object_ids: ObjectIds
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class EndJob(NamedTuple):
     """home of a job -> every other node. The job has ended. ``JobGone`` is the answer."""
 
-    job: bytes
+    job: JobId
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class JobGone(NamedTuple):
     """any node -> home of a job. No process works for this job here any more, and none of its values is here."""
 
-    job: bytes
+    job: JobId
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -284,7 +464,7 @@ class JobLives(NamedTuple):
     Those are living actors that outlive the driver.
     """
 
-    job: bytes
+    job: JobId
     lives: bool
 
 
@@ -292,6 +472,6 @@ class JobLives(NamedTuple):
 class JobOutput(NamedTuple):
     """executor -> home of a job. Output for the job's driver: ``lines`` as in ``LogLines``, ``notices`` rows ``(level, text)``."""
 
-    job: bytes
-    lines: Rows
-    notices: Rows
+    job: JobId
+    lines: Annotated[Rows, layout(INT, STR, STR, STR)]
+    notices: Annotated[Rows, layout(one_of(LEVELS), STR)]

@@ -6,11 +6,14 @@ others what they have of those tasks and their values.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from zfabric.protocol.access import from_nodes
+from zfabric.protocol.checks import ATTEMPT, BOOL, COUNT, INT, OBJECT, TASK, MalformedFrame, column, layout, many
 from zfabric.protocol.ids import LOCAL_SCHEDULER
-from zfabric.protocol.messages.rows import Ids, Rows
+from zfabric.protocol.messages.delegation import STAYS, check_job
+from zfabric.protocol.messages.rows import Count, FunctionRows, Homes, JobId, NodeId, ObjectIds, Rows, TaskIds, TaskRows
+from zfabric.protocol.messages.tasks import OK
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -23,12 +26,16 @@ class Entrust(NamedTuple):
     ``Delegate``.
     """
 
-    number: int
-    job: bytes
-    functions: Rows
-    rows: Rows
-    homes: Rows
-    unfinished: Ids = ()
+    number: Count
+    job: JobId
+    functions: FunctionRows
+    rows: TaskRows
+    homes: Homes
+    unfinished: TaskIds = ()
+
+    def check(self) -> None:
+        """Check that all tasks are of the job."""
+        check_job(self.job, self.rows)
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -39,22 +46,34 @@ class Entrusted(NamedTuple):
     Rows that the receiver does not need any more it withdraws.
     """
 
-    number: int
-    task_ids: Ids = ()
+    number: Count
+    task_ids: TaskIds = ()
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class Finished(NamedTuple):
     """home of tasks -> home of their job. These tasks were sent as unfinished, and have outcomes now."""
 
-    task_ids: Ids
+    task_ids: TaskIds
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class Withdraw(NamedTuple):
     """home of tasks -> home of their job. Nobody needs these rows any more."""
 
-    task_ids: Ids
+    task_ids: TaskIds
+
+
+PENDING = -1
+"""The status in ``Remains`` of an object whose value is not there."""
+
+
+def _check_objects(rows: Rows) -> None:
+    for _, _, _, status, value, _ in rows:
+        if not PENDING <= status <= STAYS or type(value) is not (int if status == OK else bytes):
+            raise MalformedFrame("there is no value, or its size, or an outcome that is not a value")
+        if status == OK:
+            COUNT.check((value,))
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -72,10 +91,10 @@ class Remains(NamedTuple):
     The last of these messages is ``complete``: the sender has nothing more of the dead node.
     """
 
-    node: bytes
-    objects: Rows
-    homes: Rows
-    attempts: Rows
+    node: NodeId
+    objects: Annotated[Rows, layout(OBJECT, BOOL, BOOL, INT, column(bytes, int), many(OBJECT)), _check_objects]
+    homes: Homes
+    attempts: Annotated[Rows, layout(TASK, ATTEMPT)]
     complete: bool
 
 
@@ -87,18 +106,18 @@ class TookOver(NamedTuple):
     A daemon that never knew the dead node has nothing to report. It answers the reports of others with this message.
     """
 
-    node: bytes
+    node: NodeId
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class RetainRows(NamedTuple):
     """any node -> home of objects. Rows that the sender retains name these objects: retain the rows of their tasks, not their values."""
 
-    object_ids: Ids
+    object_ids: ObjectIds
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class ReleaseRows(NamedTuple):
     """any node -> home of objects. No row that the sender retains names these objects any more."""
 
-    object_ids: Ids
+    object_ids: ObjectIds

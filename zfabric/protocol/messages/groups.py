@@ -6,18 +6,22 @@ is reserved as any other.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from zfabric.protocol.access import from_nodes
+from zfabric.protocol.checks import BOOL, COUNT, NODE, TASK, MalformedFrame, each, layout, one_of, optional
 from zfabric.protocol.ids import LOCAL_SCHEDULER
-from zfabric.protocol.messages.rows import Rows
+from zfabric.protocol.messages.rows import Amounts, Count, Rows, TaskId, check_amounts
+
+PENDING_GROUP, CREATED, RESCHEDULING, REMOVED = GROUP_STATES = "PENDING", "CREATED", "RESCHEDULING", "REMOVED"
+"""States of a placement group, by Ray's names. A group is RESCHEDULING while bundles that it lost are reserved again."""
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class AskRoom(NamedTuple):
     """home -> node. Ask what could be reserved there. ``NodeRoom`` is the answer; ``RoomGrew`` follows when there is more room."""
 
-    survey: int
+    survey: Count
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -27,14 +31,19 @@ class NodeRoom(NamedTuple):
     Both are (name, amount in 1/10,000) pairs. Neither includes what actors or other bundles hold.
     """
 
-    survey: int
-    free: Rows
-    capacity: Rows
+    survey: Count
+    free: Amounts
+    capacity: Amounts
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class RoomGrew(NamedTuple):
     """node -> home. There is more room than the last ``NodeRoom`` said."""
+
+
+def _check_bundles(rows: Rows) -> None:
+    if not rows or len({index for index, _ in rows}) < len(rows):
+        raise MalformedFrame("bundles have numbers of their own, and there is one at least")
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -44,18 +53,18 @@ class PrepareBundles(NamedTuple):
     ``reservation`` is the number of this attempt to reserve the group. The bundles of a ``detached`` group outlive its job.
     """
 
-    group: bytes
-    reservation: int
+    group: TaskId
+    reservation: Count
     detached: bool
-    rows: Rows
+    rows: Annotated[Rows, layout(COUNT, each(check_amounts)), _check_bundles]
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class BundlesPrepared(NamedTuple):
     """node -> home. The bundles are reserved, durably, or (``ok`` is false) the node does not have enough resources."""
 
-    group: bytes
-    reservation: int
+    group: TaskId
+    reservation: Count
     ok: bool
 
 
@@ -63,7 +72,7 @@ class BundlesPrepared(NamedTuple):
 class CommitBundles(NamedTuple):
     """home -> node. All bundles of a group are reserved, for the first time or after a loss: tasks may run in them."""
 
-    group: bytes
+    group: TaskId
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -73,8 +82,8 @@ class FreeBundles(NamedTuple):
     What runs in them is killed, with ``reason``.
     """
 
-    group: bytes
-    indexes: tuple[int, ...]
+    group: TaskId
+    indexes: Annotated[tuple[int, ...], COUNT]
     reason: str
 
 
@@ -85,14 +94,14 @@ class HoldBundles(NamedTuple):
     Rows ``(group, index, whether it is committed)``. The node frees all other bundles of this home.
     """
 
-    rows: Rows
+    rows: Annotated[Rows, layout(TASK, COUNT, BOOL)]
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class WatchGroup(NamedTuple):
     """node -> home. A task of this node is to run in the group. ``GroupState`` is the answer, at once and after every change."""
 
-    group: bytes
+    group: TaskId
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -103,11 +112,7 @@ class GroupState(NamedTuple):
     removed.
     """
 
-    group: bytes
-    state: str
-    rows: Rows
+    group: TaskId
+    state: Annotated[str, one_of(GROUP_STATES)]
+    rows: Annotated[Rows, layout(each(check_amounts), optional(NODE))]
     reason: str
-
-
-PENDING_GROUP, CREATED, RESCHEDULING, REMOVED = GROUP_STATES = "PENDING", "CREATED", "RESCHEDULING", "REMOVED"
-"""States of a placement group, by Ray's names. A group is RESCHEDULING while bundles that it lost are reserved again."""

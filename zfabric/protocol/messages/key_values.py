@@ -7,12 +7,13 @@ daemon of the head: the second one changes nothing, and has the answer of the fi
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 from zfabric.config import MiB
 from zfabric.protocol.access import from_nodes
+from zfabric.protocol.checks import COUNT, INCARNATION, JOB, NODE, SIZE_MAX, MalformedFrame, row, short_bytes, short_text, within
 from zfabric.protocol.ids import CONTROL_STORE, LOCAL_SCHEDULER
-from zfabric.protocol.messages.rows import Row
+from zfabric.protocol.messages.rows import Count, JobId, Row
 
 KEY_LENGTH_MAX = 4096
 """Most bytes of a key."""
@@ -20,6 +21,11 @@ NAMESPACE_LENGTH_MAX = 200
 """Most bytes of a namespace in UTF-8: it is a part of keys of the control store, which are short."""
 PART_BYTES = MiB
 """Bytes of each part of a value but the last one. A value of one part is sent with its key."""
+
+Writer: TypeAlias = Annotated[Row, row(JOB, NODE, INCARNATION, COUNT, COUNT)]
+Namespace: TypeAlias = Annotated[str, short_text(NAMESPACE_LENGTH_MAX)]
+Key: TypeAlias = Annotated[bytes, short_bytes(KEY_LENGTH_MAX)]
+Part: TypeAlias = Annotated[bytes, short_bytes(PART_BYTES)]
 
 
 @from_nodes(CONTROL_STORE)
@@ -30,12 +36,12 @@ class PutKey(NamedTuple):
     job. The payload of ``KeyAnswer`` is ``(whether it was stored, whether the key existed)``.
     """
 
-    token: int
-    writer: Row
-    namespace: str
-    key: bytes
-    value: bytes
-    upload: int
+    token: Count
+    writer: Writer
+    namespace: Namespace
+    key: Key
+    value: Part
+    upload: Count
     overwrite: bool
     keep: bool
 
@@ -47,19 +53,24 @@ class PutPart(NamedTuple):
     The number of ``writer`` is that of the upload. The payload of ``KeyAnswer`` is empty.
     """
 
-    token: int
-    writer: Row
-    place: int
-    size: int
-    part: bytes
+    token: Count
+    writer: Writer
+    place: Count
+    size: Count
+    part: Part
+
+    def check(self) -> None:
+        """Check that the part is as long as its place says."""
+        if not 0 < len(self.part) == min(PART_BYTES, self.size - self.place * PART_BYTES):
+            raise MalformedFrame(f"each part of a value has {PART_BYTES} bytes, the last one those that are left")
 
 
 @from_nodes(CONTROL_STORE)
 class DropUpload(NamedTuple):
     """local scheduler -> control store. The parts under the number of ``writer`` will not be a value. The payload is empty."""
 
-    token: int
-    writer: Row
+    token: Count
+    writer: Writer
 
 
 @from_nodes(CONTROL_STORE)
@@ -69,10 +80,10 @@ class DeleteKeys(NamedTuple):
     The payload of ``KeyAnswer`` is ``(keys deleted, whether there are more)``.
     """
 
-    token: int
-    writer: Row
-    namespace: str
-    key: bytes
+    token: Count
+    writer: Writer
+    namespace: Namespace
+    key: Key
     by_prefix: bool
 
 
@@ -84,11 +95,11 @@ class GetKey(NamedTuple):
     (empty: any).
     """
 
-    token: int
-    namespace: str
-    key: bytes
+    token: Count
+    namespace: Namespace
+    key: Key
     version: bytes
-    place: int
+    place: Annotated[int, within(-1, SIZE_MAX - 1)]
 
 
 @from_nodes(CONTROL_STORE)
@@ -98,18 +109,18 @@ class ListKeys(NamedTuple):
     The payload of ``KeyAnswer`` is ``(keys, whether there are more)``.
     """
 
-    token: int
-    namespace: str
-    prefix: bytes
-    after: bytes
+    token: Count
+    namespace: Namespace
+    prefix: Key
+    after: Key
 
 
 @from_nodes(CONTROL_STORE)
 class EndKeys(NamedTuple):
     """local scheduler -> control store. A job has ended: its keys are deleted, except those put with ``keep=True``. ``Written`` answers."""
 
-    token: int
-    job: bytes
+    token: Count
+    job: JobId
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -119,7 +130,7 @@ class KeyAnswer(NamedTuple):
     If the transaction was rolled back, ``Written`` says so instead.
     """
 
-    token: int
+    token: Count
     payload: Row
     error: str
     text: str

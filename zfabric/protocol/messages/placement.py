@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from zfabric.protocol.access import from_nodes
+from zfabric.protocol.checks import BYTES, COUNT, INT, NODE, SECONDS, STR, each, layout
 from zfabric.protocol.ids import GLOBAL_SCHEDULER, LOCAL_SCHEDULER
-from zfabric.protocol.messages.rows import Rows
+from zfabric.protocol.messages.rows import NodeId, Rows, Seconds
 
 FOR_LIFE = 1e9
 """Seconds that a task of ``Place`` runs if it makes an actor: the actor holds its resources until it ends."""
@@ -22,11 +23,11 @@ class Heartbeat(NamedTuple):
     one.
     """
 
-    node: bytes
+    node: NodeId
     total: Rows
     available: Rows
     queued: int
-    mean_seconds: float
+    mean_seconds: Seconds
     lasting: Rows = ()
 
 
@@ -39,7 +40,7 @@ class Place(NamedTuple):
     If ``Placed`` does not arrive, the message is repeated.
     """
 
-    rows: Rows
+    rows: Annotated[Rows, layout(INT, each(layout(STR, INT)), COUNT, SECONDS, each(layout(BYTES, INT)))]
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -50,4 +51,4 @@ class Placed(NamedTuple):
     could meet it, but actors or bundles leave no room there, they are named with 0 tasks: the sender of ``Place`` asks again.
     """
 
-    rows: Rows
+    rows: Annotated[Rows, layout(INT, each(layout(NODE, COUNT)))]

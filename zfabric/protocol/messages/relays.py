@@ -13,11 +13,31 @@ for which the actor retains outcomes.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 from zfabric.protocol.access import from_nodes, from_processes
-from zfabric.protocol.ids import LOCAL_SCHEDULER
-from zfabric.protocol.messages.rows import Ids, Row, Rows
+from zfabric.protocol.checks import BYTES, CALLER_BYTES, INT, SIZE_MAX, TASK, layout, one_of, optional, row
+from zfabric.protocol.ids import ATTEMPT_MAX, LOCAL_SCHEDULER
+from zfabric.protocol.messages.actors import check_part
+from zfabric.protocol.messages.delegation import check_values
+from zfabric.protocol.messages.rows import (
+    Attempt,
+    Caller,
+    CallRows,
+    Count,
+    Homes,
+    LogNumber,
+    ObjectIds,
+    OutcomeRows,
+    Row,
+    Rows,
+    StopReason,
+    TaskId,
+    TaskIds,
+    Text,
+)
+from zfabric.protocol.messages.tasks import OK
+from zfabric.protocol.row_checks import is_lone_outcome, is_plain_call
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -28,21 +48,27 @@ class RelayedCalls(NamedTuple):
     (``protocol.ids.remote_caller``). ``homes`` are as in ``Delegate``. Calls for a life that has ended are not run, as with ``Call``.
     """
 
-    actor_id: bytes
-    attempt: int
-    rows: Rows
-    caller: bytes
-    homes: Rows
+    actor_id: TaskId
+    attempt: Attempt
+    rows: CallRows
+    caller: Caller
+    homes: Homes
+
+    @staticmethod
+    def is_plain(fields: Row) -> bool:
+        """Whether this is one call that needs no other check."""
+        _, attempt, _, caller, homes = fields
+        return homes == () and len(caller) in CALLER_BYTES and 0 <= attempt <= ATTEMPT_MAX and is_plain_call(fields)
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class RelayedReceipt(NamedTuple):
     """local scheduler -> local scheduler of the actor's node -> actor. ``OutcomesReceived`` of a process of another node."""
 
-    actor_id: bytes
-    call_ids: Ids
+    actor_id: TaskId
+    call_ids: TaskIds
     others: bool
-    caller: bytes
+    caller: Caller
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -50,9 +76,9 @@ class RelayedReceipt(NamedTuple):
 class StopRelayed(NamedTuple):
     """client -> local scheduler -> local scheduler of the actor's node. ``StopCall`` for a call of an actor on another node."""
 
-    actor_id: bytes
-    call_id: bytes
-    reason: str
+    actor_id: TaskId
+    call_id: TaskId
+    reason: StopReason
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -64,12 +90,12 @@ class LifeEnded(NamedTuple):
     if unknown. If this is lost with a daemon, the actor is missing in the next ``RunningDelegated``.
     """
 
-    actor_id: bytes
-    attempt: int
-    executing: bytes
+    actor_id: TaskId
+    attempt: Attempt
+    executing: Annotated[bytes, optional(TASK)]
     cause: str
     stderr: str
-    facts: Row
+    facts: Annotated[Row, row(INT, INT, INT, INT)]
     ending: str
     calls: int = -1
 
@@ -82,38 +108,47 @@ class RelayedBlock(NamedTuple):
     home. The home refuses a block of any node or life but the present ones, and ends that life (``StopDelegated``).
     """
 
-    actor_id: bytes
-    attempt: int
-    number: int
-    last: int
+    actor_id: TaskId
+    attempt: LogNumber
+    number: LogNumber
+    last: LogNumber
     rows: bytes
-    made: Ids
-    refs: Ids
-    homes: Rows
+    made: ObjectIds
+    refs: ObjectIds
+    homes: Homes
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class RelayedCheckpoint(NamedTuple):
     """node where an actor lives -> home of the actor. ``Checkpoint`` of the actor's process, as ``RelayedBlock``."""
 
-    actor_id: bytes
-    attempt: int
-    number: int
-    last: int
+    actor_id: TaskId
+    attempt: LogNumber
+    number: LogNumber
+    last: LogNumber
     part: int
     parts: int
     data: bytes
-    refs: Ids
-    homes: Rows
+    refs: ObjectIds
+    homes: Homes
+
+    def check(self) -> None:
+        """Check that the part is one of the parts."""
+        check_part(self.part, self.parts)
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class LogRecorded(NamedTuple):
     """home of an actor -> node where it lives. As ``LogCommitted``: messages about the log of this life are committed up to ``upto``."""
 
-    actor_id: bytes
-    attempt: int
-    upto: int
+    actor_id: TaskId
+    attempt: Attempt
+    upto: Count
+
+
+LOG_TABLES = ("log", "checkpoint")
+"""Where the home of an actor has its log (``machines/common/log_format.py``)."""
+LogTable: TypeAlias = Annotated[str, one_of(LOG_TABLES)]
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -123,9 +158,9 @@ class ReadLog(NamedTuple):
     ``LogPage`` is the answer. If this life is no longer the present one, there is none.
     """
 
-    actor_id: bytes
-    attempt: int
-    table: str
+    actor_id: TaskId
+    attempt: Attempt
+    table: LogTable
     after: bytes
 
 
@@ -136,14 +171,14 @@ class LogPage(NamedTuple):
     ``refs`` are the objects that the rows name: the home retains them as long as it has the rows. ``homes`` is as in ``Delegate``.
     """
 
-    actor_id: bytes
-    attempt: int
-    table: str
+    actor_id: TaskId
+    attempt: Attempt
+    table: LogTable
     after: bytes
-    rows: Rows
+    rows: Annotated[Rows, layout(BYTES, BYTES)]
     more: bool
-    refs: Ids
-    homes: Rows
+    refs: ObjectIds
+    homes: Homes
 
 
 class RepeatCalls(NamedTuple):
@@ -187,26 +222,31 @@ class Receipt(NamedTuple):
 class ClaimName(NamedTuple):
     """home of an actor -> head. The actor claims a name. ``NameClaimed`` is the answer."""
 
-    actor_id: bytes
-    namespace: str
-    name: str
+    actor_id: TaskId
+    namespace: Text
+    name: Text
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class NameClaimed(NamedTuple):
     """head -> home of an actor. The answer to ``ClaimName``: ``holder`` is the actor that has the name."""
 
-    actor_id: bytes
-    holder: bytes
+    actor_id: TaskId
+    holder: TaskId
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class FreeName(NamedTuple):
     """home of an actor -> head. The actor does not need its name any more."""
 
-    actor_id: bytes
-    namespace: str
-    name: str
+    actor_id: TaskId
+    namespace: Text
+    name: Text
+
+
+def _check_outputs(rows: Rows) -> None:
+    for _, _, status, outputs, _ in rows:
+        check_values(status, outputs)
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -217,6 +257,14 @@ class CallsEnded(NamedTuple):
     acknowledged as those are.
     """
 
-    number: int
-    rows: Rows
-    homes: Rows
+    number: Count
+    rows: Annotated[OutcomeRows, _check_outputs]
+    homes: Homes
+
+    @staticmethod
+    def is_plain(fields: Row) -> bool:
+        """Whether this is one call that ended with one small value, as of a program that waits for each call."""
+        number, rows, homes = fields
+        if homes != () or not 0 <= number <= SIZE_MAX or not is_lone_outcome(rows):
+            return False
+        return rows[0][2] == OK and tuple(map(type, rows[0][3])) == (bytes,)

@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from zfabric.protocol.access import from_nodes, from_peers, from_processes
+from zfabric.protocol.checks import (
+    BOOL,
+    BYTES,
+    INT,
+    NUMBER,
+    OBJECT,
+    SIZE_MAX,
+    STR,
+    TASK,
+    TUPLE,
+    MalformedFrame,
+    column,
+    layout,
+    many,
+    within,
+)
 from zfabric.protocol.ids import ACTOR, CLIENT, LOCAL_SCHEDULER, TASK_BYTES, split_ids
-from zfabric.protocol.messages.rows import Ids, Row, Rows
+from zfabric.protocol.messages.rows import (
+    STREAM_INDEX,
+    FunctionIds,
+    FunctionRows,
+    Incarnation,
+    ObjectIds,
+    ResultRows,
+    Row,
+    Rows,
+    TaskId,
+    TaskIds,
+    TaskRows,
+)
+from zfabric.protocol.row_checks import TASK_ROW
+from zfabric.protocol.trace import TIME_BYTES
 
 # How an attempt ended, in ``Completed`` and ``Results``.
 OK = 0
@@ -29,20 +59,20 @@ class Export(NamedTuple):
     ``options`` is a tuple of (name, value) pairs (``protocol.options``). The id is a hash of the content, so repeats are harmless.
     """
 
-    functions: Rows
+    functions: FunctionRows
 
 
 class Functions(NamedTuple):
     """local scheduler -> worker. The functions of the task rows that follow, once per worker; rows as in ``Export``."""
 
-    functions: Rows
+    functions: FunctionRows
 
 
 @from_processes(LOCAL_SCHEDULER)
 class Submit(NamedTuple):
     """client -> local scheduler. Task rows, in order. A row that is known already is ignored; another row with its id is refused."""
 
-    rows: Rows
+    rows: TaskRows
 
 
 class Dispatch(NamedTuple):
@@ -56,8 +86,8 @@ class Dispatch(NamedTuple):
     has sent more, its stack has changed, and it returns the rows (``TakenBack``).
     """
 
-    rows: Rows
-    details: Rows
+    rows: TaskRows
+    details: Annotated[Rows, layout(INT, INT, TUPLE, TUPLE)]
     waits: int
     attempt: int = 0
 
@@ -75,8 +105,8 @@ class DirectAllowed(NamedTuple):
     stops submitting to this worker, and confirms that with an empty ``SubmittedDirect``.
     """
 
-    worker: bytes
-    functions: tuple[bytes, ...]
+    worker: Incarnation
+    functions: FunctionIds
     attempt: int
 
 
@@ -88,8 +118,8 @@ class SubmitDirect(NamedTuple):
     then drops the rows, and the client submits them to that daemon.
     """
 
-    daemon: bytes
-    rows: Rows
+    daemon: Incarnation
+    rows: TaskRows
     attempt: int
 
 
@@ -97,8 +127,8 @@ class SubmitDirect(NamedTuple):
 class SubmittedDirect(NamedTuple):
     """client -> local scheduler. Task rows that the client has sent to a worker directly."""
 
-    worker: bytes
-    rows: Rows
+    worker: Incarnation
+    rows: TaskRows
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -109,8 +139,11 @@ class DirectCounts(NamedTuple):
     about such values. The scheduler processes that message once the worker has reported as many values.
     """
 
-    peer: bytes
+    peer: Incarnation
     number: int
+
+
+_LONE_DURATION = frozenset(((bytes, int, float), (bytes, int, int)))
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -121,13 +154,35 @@ class Completed(NamedTuple):
     ``(function_id, count, total seconds)``. ``times``, behind ``task_ids``, is a trace for the timeline (``protocol.trace``).
     """
 
-    attempts: Row
-    statuses: Row
-    outputs: Rows
+    attempts: Annotated[Row, INT]
+    statuses: Annotated[Row, INT]
+    outputs: Annotated[Rows, TUPLE]
     task_ids: bytes
-    extras: Rows
-    durations: Rows
+    extras: Annotated[Rows, layout(INT, TUPLE, TUPLE)]
+    durations: Annotated[Rows, layout(BYTES, INT, NUMBER)]
     times: bytes
+
+    @staticmethod
+    def is_plain(fields: Row) -> bool:
+        """Whether this is the end of one attempt, as of a program that waits for each task: a third of the other checks."""
+        attempts, statuses, outputs, task_ids, extras, durations, times = fields
+        return (
+            not extras
+            and len(attempts) == len(statuses) == len(outputs) == len(durations) == 1
+            and len(times) == TIME_BYTES
+            and len(task_ids) == TASK_BYTES
+            and type(attempts[0]) is type(statuses[0]) is int
+            and type(outputs[0]) is type(durations[0]) is tuple
+            and tuple(map(type, durations[0])) in _LONE_DURATION
+        )
+
+    def check(self) -> None:
+        """Check that the columns are of one length."""
+        count = len(self.attempts)
+        if not count == len(self.statuses) == len(self.outputs) == len(self.task_ids) / TASK_BYTES:
+            raise MalformedFrame("columns are of one length")
+        if self.times and len(self.times) != count * TIME_BYTES:
+            raise MalformedFrame(f"times are {TIME_BYTES} bytes for each attempt")
 
     @classmethod
     def of(cls, rows: Rows, extras: Rows = (), durations: Rows = (), times: bytes = b"") -> Completed:
@@ -149,7 +204,7 @@ class Yielded(NamedTuple):
     ``index`` values. Rows are repeated after a restart of the daemon, and by a later attempt: an index always names the same value.
     """
 
-    rows: Rows
+    rows: Annotated[Rows, layout(TASK, INT, STREAM_INDEX, column(bytes, tuple, bool, type(None)), many(OBJECT))]
 
 
 CLOSE = -1
@@ -163,8 +218,8 @@ class AllowYields(NamedTuple):
     This is state and not a difference: consumers have requested all values below ``upto``.
     """
 
-    task_id: bytes
-    upto: int
+    task_id: TaskId
+    upto: Annotated[int, within(CLOSE, SIZE_MAX)]
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -175,14 +230,14 @@ class RunningTasks(NamedTuple):
     ``gpus`` are the GPUs that the worker was given. No other worker gets them while it lives.
     """
 
-    rows: Rows
-    gpus: Row = ()
+    rows: Annotated[Rows, layout(TASK_ROW, INT, BOOL, STR)]
+    gpus: Annotated[Row, INT] = ()
 
 
 class TakeBack(NamedTuple):
     """local scheduler -> worker control. Return the tasks among these that have not begun. ``TakenBack`` is the answer."""
 
-    task_ids: Ids
+    task_ids: TaskIds
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -192,7 +247,7 @@ class TakenBack(NamedTuple):
     ``running`` is the task on top of the worker's stack, or empty.
     """
 
-    task_ids: Ids
+    task_ids: TaskIds
     running: bytes
 
 
@@ -205,8 +260,8 @@ class Blocked(NamedTuple):
     """
 
     task_id: bytes
-    wanted: Ids
-    returned: Ids
+    wanted: ObjectIds
+    returned: TaskIds
     inline: bool
 
 
@@ -219,9 +274,9 @@ class WaitDetails(NamedTuple):
     timeout. If such waits form a circle, the driver is warned.
     """
 
-    task_id: bytes
+    task_id: TaskId
     name: str
-    callees: Rows
+    callees: Annotated[Rows, layout(OBJECT, TASK)]
     certain: bool
 
 
@@ -239,7 +294,7 @@ class Results(NamedTuple):
     A large value, or one with refs inside, is None here: the client fetches it when it needs it.
     """
 
-    rows: Rows
+    rows: ResultRows
 
 
 class InheritTasks(NamedTuple):
@@ -249,8 +304,8 @@ class InheritTasks(NamedTuple):
     rows, as in ``Export``.
     """
 
-    rows: Rows
-    functions: Rows
+    rows: TaskRows
+    functions: FunctionRows
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -262,7 +317,7 @@ class Cancel(NamedTuple):
     that registers anew, as long as the objects have no outcome there.
     """
 
-    object_ids: Ids
+    object_ids: ObjectIds
     force: bool
     recursive: bool
 

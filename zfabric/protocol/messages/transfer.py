@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from zfabric.protocol.access import from_agents, from_processes
 from zfabric.protocol.ids import LOCAL_SCHEDULER
-from zfabric.protocol.messages.rows import Ids
+from zfabric.protocol.messages.rows import Count, Ids, NodeId, ObjectId
 
 
 class Pull(NamedTuple):
@@ -62,26 +62,26 @@ class Want(NamedTuple):
     A repeated want begins at ``position`` again. A want for an object that the reader wants already replaces the earlier one.
     """
 
-    token: int
-    object_id: bytes
-    size: int
-    position: int
-    limit: int
+    token: Count
+    object_id: ObjectId
+    size: Count
+    position: Count
+    limit: Count
 
 
 @from_agents
 class Credit(NamedTuple):
     """reader -> source. The reader has room for the object up to ``limit``."""
 
-    token: int
-    limit: int
+    token: Count
+    limit: Count
 
 
 @from_agents
 class StopWant(NamedTuple):
     """reader -> source. Send nothing more. ``complete``: the reader has the whole object, which has more than one chunk."""
 
-    token: int
+    token: Count
     complete: bool
 
 
@@ -89,31 +89,31 @@ class StopWant(NamedTuple):
 class Chunk(NamedTuple):
     """source -> reader. The ``size`` bytes from ``position`` on, which follow this message."""
 
-    token: int
-    position: int
-    size: int
+    token: Count
+    position: Count
+    size: Count
 
 
 @from_agents
 class Queued(NamedTuple):
     """source -> reader. The want waits: other readers are served first."""
 
-    token: int
+    token: Count
 
 
 @from_agents
 class Redirect(NamedTuple):
     """source -> reader. ``node`` has a complete copy and fewer readers: ask it instead. The source has dropped the want."""
 
-    token: int
-    node: bytes
+    token: Count
+    node: NodeId
 
 
 @from_agents
 class Unavailable(NamedTuple):
     """source -> reader. There is no copy of the object here."""
 
-    token: int
+    token: Count
     reason: str
 
 
@@ -128,14 +128,14 @@ class PeersSilent(NamedTuple):
 class Ping(NamedTuple):
     """transfer agent -> transfer agent. Sent while all pairs are probed. ``Pong`` is the answer; a lost ping is repeated."""
 
-    number: int
+    number: Count
 
 
 @from_agents
 class Pong(NamedTuple):
     """transfer agent -> transfer agent. The answer to ``Ping``."""
 
-    number: int
+    number: Count
 
 
 class ChunkSent(NamedTuple):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from zfabric.protocol.access import from_nodes, from_processes
+from zfabric.protocol.checks import BOOL, NODE, OBJECT, VALUE, layout, many, optional
 from zfabric.protocol.ids import LOCAL_SCHEDULER
-from zfabric.protocol.messages.rows import Ids, Rows
+from zfabric.protocol.messages.rows import ObjectIds, ObjectRows, Rows
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -16,13 +17,13 @@ class Put(NamedTuple):
     ``PutCommitted`` answers for the durable ones, after their commit.
     """
 
-    rows: Rows
+    rows: Annotated[Rows, layout(OBJECT, VALUE, many(OBJECT), BOOL)]
 
 
 class PutCommitted(NamedTuple):
     """local scheduler -> client. These durable values are committed, or (``error`` not empty) could not be."""
 
-    object_ids: Ids
+    object_ids: ObjectIds
     error: str
 
 
@@ -34,14 +35,14 @@ class OfferResults(NamedTuple):
     accepts the results as they are: a value that a program has read is not made again.
     """
 
-    rows: Rows
+    rows: ObjectRows
 
 
 @from_processes(LOCAL_SCHEDULER)
 class Hold(NamedTuple):
     """client -> local scheduler. This process now has refs to these objects. Idempotent: holders are a set."""
 
-    object_ids: Ids
+    object_ids: ObjectIds
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -49,7 +50,7 @@ class Hold(NamedTuple):
 class Release(NamedTuple):
     """client -> local scheduler. This process no longer has refs to these objects. Idempotent."""
 
-    object_ids: Ids
+    object_ids: ObjectIds
 
 
 @from_processes(LOCAL_SCHEDULER)
@@ -62,8 +63,8 @@ class WatchReferences(NamedTuple):
     receiver is to take over from it.
     """
 
-    object_ids: Ids
-    former: bytes = b""
+    object_ids: ObjectIds
+    former: Annotated[bytes, optional(NODE)] = b""
 
 
 @from_nodes(LOCAL_SCHEDULER)
@@ -73,14 +74,14 @@ class Unreferenced(NamedTuple):
     To another scheduler it means: nothing that the sender knows of. The sender may not be the home of the objects.
     """
 
-    object_ids: Ids
+    object_ids: ObjectIds
 
 
 @from_processes(LOCAL_SCHEDULER)
 class Fetch(NamedTuple):
     """client -> local scheduler. Request these objects. ``Objects`` is the answer for each, as soon as it exists."""
 
-    object_ids: Ids
+    object_ids: ObjectIds
 
 
 class Objects(NamedTuple):
@@ -89,4 +90,4 @@ class Objects(NamedTuple):
     A value may be a place in the arena, which is then pinned for this process.
     """
 
-    rows: Rows
+    rows: ObjectRows

@@ -23,10 +23,9 @@ from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.submission import Submission
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
-from zfabric.protocol.fields import ROW_CHECKS
+from zfabric.protocol.checks import check_fields
 from zfabric.protocol.ids import FIRST_RETURN, LOCAL_SCHEDULER, Address
 from zfabric.protocol.messages.rows import DEPENDENCIES, FUNCTION_ID, OPTIONS, TASK_ID
-from zfabric.protocol.node_fields import NODE_CHECKS
 from zfabric.protocol.options import group_of, option
 
 ENTER = "enter actor"
@@ -74,7 +73,7 @@ class DetachedCreation:
 
     def create(self, source: Address, token: int, row: m.Row) -> None:
         """Have a detached actor made for a process of this node. The answer is whether it was: else the process submits the row here."""
-        ROW_CHECKS["Submit"]("Query", ((row,),))
+        check_fields(m.Submit((row,)))
         tables = self.tables
         process = tables.processes.get(source[1:])
         job = process.job if process is not None else None
@@ -134,7 +133,7 @@ class DetachedCreation:
         arguments = (about, function, row, homes, holder)
         if source[1:] not in self.tables.nodes or holder not in (*self.tables.nodes, self.tables.node):
             raise ValueError("only another node asks for this, for a living one")
-        NODE_CHECKS["Delegate"]("Query", (about, (function,), (row,), (), (), homes, 0))
+        check_fields(m.Delegate(about, (function,), (row,), (), (), homes, 0))
         if self.tables.is_head:
             self._enter(source, token, *arguments)
         else:

@@ -8,8 +8,8 @@ from zfabric.machines.local_scheduler.records import ShapeQueue
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
+from zfabric.protocol.checks import SIZE_MAX
 from zfabric.protocol.ids import Address
-from zfabric.protocol.node_fields import SIZE_MAX
 from zfabric.protocol.options import Demand
 
 ALONE_EVERY = 1.0
