@@ -1,6 +1,6 @@
 """Which messages a process of the node may send to which role of its daemon, or of another process; and a daemon to that of another node.
 
-Each message says it of itself, by the decorators below. All others that arrive on a socket are refused and counted.
+The decorators of a message declare its senders and receivers. All others that arrive on a socket are refused and counted.
 
 Machines in one daemon send each other more kinds, but never over a socket. So the role that a message claims for its sender proves
 nothing, and the receiving role alone decides which messages are accepted.

@@ -484,7 +484,7 @@ class OnLeaseClock(WrappedMachine):
         super().__init__(machine)
         self.clock = clock
 
-    def step(self, now: float, source: Address, message: Message) -> None:
+    def step(self, now: float, source: Address, message: m.Message) -> None:
         """Process one message."""
         self.machine.step(now + self.clock.ahead, source, message)
 
