@@ -223,7 +223,7 @@ def test_a_get_asks_for_a_reason_within_its_own_timeout(tmp_path: Path, monkeypa
     """A daemon that is stopped makes it no slower than that."""
     limits: list[float] = []
     monkeypatch.setattr("zfabric.runtime.client.EXPLAIN_SECONDS", 0.02)
-    monkeypatch.setattr(interface.current().fabric, "query", lambda *_, timeout: limits.append(timeout))
+    monkeypatch.setattr(interface.current(), "query", lambda *_, timeout: limits.append(timeout))
     ref = five_once_there.remote(tmp_path / "go")
     for seconds in (0.01, 0.05):
         with pytest.raises(zf.GetTimeoutError, match=r"their tasks go on$"):

@@ -14,6 +14,7 @@ ray.init(num_cpus=2)
 import daft
 
 ROWS, FILES, KEYS = 400_000, 4, 20
+MEASURED = 3
 
 
 @daft.func
@@ -31,7 +32,7 @@ def query(source):
 
 
 def main():
-    """Run the query twice; the second time is measured."""
+    """Run the query four times; the last three are measured."""
     daft.set_runner_ray()
     with tempfile.TemporaryDirectory() as source:
         ids = np.arange(ROWS)
@@ -39,14 +40,15 @@ def main():
             pq.write_table(pa.table({"id": part, "value": part * 2}), f"{source}/{number}.parquet")
         query(source)
         begun = time.perf_counter()
-        found = query(source)
+        for _ in range(MEASURED):
+            found = query(source)
         taken = time.perf_counter() - begun
     kept = ids[100:]
     assert found["key"] == list(range(KEYS))
     assert found["name"] == [f"key {number}" for number in range(KEYS)]
     assert found["value"] == [int((kept[(kept + 1) % KEYS == key] * 2).sum()) for key in range(KEYS)], found["value"]
     ray.shutdown()
-    outcome.report(ROWS, taken, "rows/s")
+    outcome.report(MEASURED * ROWS, taken, "rows/s")
 
 
 main()
