@@ -111,7 +111,8 @@ def measures() -> dict[str, int]:
     from zfabric.protocol import access, messages
     from zfabric.protocol.ids import LOCAL_SCHEDULER
 
-    package, simulator = modules(PACKAGE), modules(SIMULATOR)
+    package = modules(PACKAGE)
+    simulator = {path: source for path, source in modules(SIMULATOR).items() if not path.name.startswith("test_")}
     lines = {path: code_lines(source) for path, source in package.items()}
     scheduler = [count for path, count in lines.items() if path.is_relative_to(SCHEDULER)]
     tables = writers()

@@ -1,7 +1,7 @@
 """Compares the public names of a Ray that is installed beside us with ours and with docs/migrating-from-ray.md.
 
     python scripts/ray_names.py PYTHON           # an interpreter that can import ray
-    python scripts/ray_names.py PYTHON --write   # also keeps the names, in tests/ray_names.json
+    python scripts/ray_names.py PYTHON --write   # also keeps the names, in tests/programs/ray_names.json
 
 It prints what is neither ours nor on the page. What is compared: the names in Ray's public modules, the public attributes of its
 classes that programs use, and the keywords of its functions. A test does the same with the names that were kept, without Ray.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-KEPT = ROOT / "tests" / "ray_names.json"
+KEPT = ROOT / "tests" / "programs" / "ray_names.json"
 PAGE = ROOT / "docs" / "migrating-from-ray.md"
 
 COLLECT = """

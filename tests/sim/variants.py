@@ -1104,7 +1104,7 @@ SCRIPTED: dict[str, Patches] = {
     "relayed-outcomes-released-early": ((RemoteCallers, "end_of_turn", _relayed_outcomes_confirmed_when_sent),),
     "relayed-arguments-not-pinned": ((RemoteCallers, "on_relayed_calls", _relayed_arguments_not_pinned),),
 }
-"""Variants that need an order of events which chance rarely meets: a test of these events fails (``tests/test_sim.py``)."""
+"""Variants that need an order of events which chance rarely meets: a test of these events fails (``tests/sim/test_sim.py``)."""
 
 
 def shows(name: str, failure: str) -> bool:
