@@ -18,11 +18,13 @@ from zfabric.config import ROWS_MAX, Config
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.common.tables import pack_row
+from zfabric.machines.local_scheduler import due
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.actors.names import ActorNames
 from zfabric.machines.local_scheduler.actors.remakes import Remakes
+from zfabric.machines.local_scheduler.due import Timed
 from zfabric.machines.local_scheduler.groups.bundles import Bundles
 from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
@@ -117,7 +119,7 @@ from zfabric.machines.local_scheduler.transitions import (
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, KillProcess, Send
 from zfabric.protocol.ids import Address, first_attempt
-from zfabric.protocol.machine import Diagnosis, Handler, Handlers
+from zfabric.protocol.machine import Diagnosis, Handler, Handlers, InvariantViolation
 from zfabric.protocol.options import Demand
 from zfabric.protocol.wording import size
 
@@ -435,6 +437,32 @@ class LocalScheduler:
             NodeGone: self._node_gone,
             JobOver: self._job_over,
         }
+        self.timed: dict[int, Timed] = {
+            due.STOPPING: Timed(self.stopping.next_deadline, self.stopping.tick),
+            due.OVERDUE: Timed(lambda: self._overdue_at, self._take_back_overdue),
+            due.TRIMMING: Timed(lambda: self._trim_at, self._trim),
+            due.UNMET: Timed(self.placement_requests.next_deadline, self.placement_requests.tick),
+            due.STARVING: Timed(self.starvation.next_deadline, self.starvation.tick),
+            due.RETIRING: Timed(self.actors.next_deadline, self.actors.tick),
+            due.WAITS: Timed(lambda: self.deadlocks.look_at, self.deadlocks.tick),
+            due.LOGS: Timed(self.logs.next_deadline, self.logs.tick),
+            due.TOMBSTONES: Timed(self.jobs.next_deadline, self.jobs.tick),
+            due.STARTING_WORKERS: Timed(self.membership.next_deadline, self.membership.tick),
+            due.REJOINING: Timed(self.rejoining.next_deadline, self.rejoining.tick),
+            due.QUERIES: Timed(self.cluster_queries.next_deadline, self.cluster_queries.tick),
+            due.GROUPS: Timed(self.groups.next_deadline, self.groups.tick),
+            due.CONFIRMING: Timed(lambda: self.call_results.confirm_at, self.call_results.tick),
+            due.FLUSHING: Timed(lambda: self._flush_at),
+            due.HEARTBEATS: Timed(self.heartbeats.next_deadline),
+            due.HOLDING_ROOM: Timed(self.placement.next_deadline),
+            due.CROWDED: Timed(self.returns.next_deadline),
+            due.RECLAIMING: Timed(self.reclaiming.next_deadline),
+            due.OWED: Timed(self.delegations.next_deadline),
+            due.SHUTDOWN: Timed(self.job_shutdown.next_deadline),
+            due.DIRECT: Timed(self.direct.next_deadline),
+            due.BACKPRESSURE: Timed(lambda: self.dispatcher.backpressure.until),
+        }
+        """Each part that has deadlines."""
         self._flush_at: float | None = None
         self._overdue_at: float | None = None
         self._trim_at: float | None = None
@@ -462,65 +490,17 @@ class LocalScheduler:
         return found
 
     def tick(self, now: float) -> None:
-        """Apply all deadlines that have passed: of tasks, interrupts, prefetches, idle workers, registrations and logs."""
-        self.stopping.tick(now)
-        if self._overdue_at is not None and now >= self._overdue_at:
-            self._overdue_at = self.dispatcher.overdue(now)
-        if self._trim_at is not None and now >= self._trim_at:
-            self._trim_at = self.workers.trim(now)
-        self.placement_requests.tick(now)
-        self.starvation.tick(now)
-        self.actors.tick(now)
-        self.deadlocks.tick(now)
-        self.logs.tick(now)
-        self.jobs.tick(now)
-        self.membership.tick(now)
-        self.rejoining.tick(now)
-        self.cluster_queries.tick(now)
-        self.groups.tick(now)
-        self.call_results.tick(now)
+        """Apply the deadlines that have passed."""
+        for part in self.tables.deadlines.passed(now):
+            if (tick := self.timed[part].tick) is not None:
+                tick(now)
         self.deliver()
 
     def next_deadline(self) -> float | None:
-        """Earliest deadline of any part: when to call ``tick`` or ``take_effects``. A part that waits for nothing is not asked."""
+        """Earliest deadline of any part: when to call ``tick`` or ``take_effects``."""
         if self._more_to_collect or self.dispatcher.in_a_hurry:
             return 0.0
-        tables = self.tables
-        dues = [self._flush_at, self._overdue_at, self._trim_at, self.groups.next_deadline(), self.deadlocks.look_at]
-        dues += [self.membership.next_deadline(), self.stopping.next_deadline()]
-        if tables.recovering:
-            dues.append(self.rejoining.next_deadline())
-        if tables.nodes or self.placement_requests.unmet:
-            dues.append(self.placement_requests.next_deadline())
-        if self.starvation.since is not None:
-            dues.append(self.starvation.next_deadline())
-        if tables.nodes:
-            dues.append(self.heartbeats.next_deadline())
-            if self.placement.holding:
-                dues.append(self.placement.next_deadline())
-            if self.returns.crowded:
-                dues.append(self.returns.next_deadline())
-            if self.delegations.preferring:
-                dues.append(self.reclaiming.next_deadline())
-        if tables.owed:
-            dues.append(self.delegations.next_deadline())
-        if self.cluster_queries.open:
-            dues.append(self.cluster_queries.next_deadline())
-        if self.jobs.tombstones:
-            dues.append(self.jobs.next_deadline())
-        if self.job_shutdown.until:
-            dues.append(self.job_shutdown.next_deadline())
-        if self.actors.retiring:
-            dues.append(self.actors.next_deadline())
-        if tables.logs:
-            dues.append(self.logs.next_deadline())
-        if self.direct.active:
-            dues.append(self.direct.next_deadline())
-        if self.call_results.confirm_at is not None:
-            dues.append(self.call_results.confirm_at)
-        if self.dispatcher.backpressure.until is not None:
-            dues.append(self.dispatcher.backpressure.until)
-        return min((each for each in dues if each is not None), default=None)
+        return self.tables.deadlines.next(self.timed)
 
     def take_effects(self, now: float) -> list[Effect]:
         """Dispatch tasks, send results, release what nobody needs, and write rows that are due; return the effects.
@@ -613,8 +593,9 @@ class LocalScheduler:
                 self.step(now, source, message)
         if self.direct.active or self.direct.candidates:
             self.direct.end_of_turn(now)
-        if self._overdue_at is None:
-            self._overdue_at = self._look_again(now)
+        if self._overdue_at is None and (overdue_at := self._look_again(now)) is not None:
+            self._overdue_at = overdue_at
+            tables.deadlines.note(due.OVERDUE, overdue_at)
         self.placement_requests.find_unmet(now)
         if tables.nodes:
             if self.workers.stuck:
@@ -625,8 +606,9 @@ class LocalScheduler:
             self.reclaiming.end_of_turn(now)
         if self.dispatcher.starved or self.starvation.since is not None:
             self.starvation.end_of_turn(now)
-        if self._trim_at is None:
-            self._trim_at = self.workers.trim(now)
+        if self._trim_at is None and (trim_at := self.workers.trim(now)) is not None:
+            self._trim_at = trim_at
+            tables.deadlines.note(due.TRIMMING, trim_at)
 
     def _send_to_nodes(self, now: float) -> None:
         """Send other nodes what they are to have of this turn: holds first, then what may end one, and what is given up last."""
@@ -683,11 +665,20 @@ class LocalScheduler:
                 return now + self.config.take_back_after
         return None
 
+    def _take_back_overdue(self, now: float) -> None:
+        if self._overdue_at is not None and now >= self._overdue_at:
+            self._overdue_at = self.dispatcher.overdue(now)
+
+    def _trim(self, now: float) -> None:
+        if self._trim_at is not None and now >= self._trim_at:
+            self._trim_at = self.workers.trim(now)
+
     def _flush_rows(self, now: float) -> None:
         """Write rows and events that are due, as one batch."""
         if self._flush_at is None:
             if self.blocks.pending or self.logs.spare or self.events:
                 self._flush_at = now + self.config.lineage_delay
+                self.tables.deadlines.note(due.FLUSHING, self._flush_at)
         elif now >= self._flush_at:
             puts, deletes = self.blocks.flush()
             if not self.blocks.pending:  # An actor's row without its log would make the actor again as if it had never been called.
@@ -855,6 +846,8 @@ class LocalScheduler:
     def check_invariants(self) -> None:
         """Check that the tables agree with each other."""
         invariants.check(self.tables, self.pool, self.references.lineage_bytes)
+        if missing := self.tables.deadlines.missing(self.timed):
+            raise InvariantViolation(f"parts {missing} have deadlines that they have not noted")
 
     def _accepted(self) -> dict[type[Any], Handler]:
         """The handler of each message that a local scheduler accepts."""

@@ -9,6 +9,7 @@ from typing import Any
 from zfabric.config import Config
 from zfabric.machines.common.resources import ResourcePool, covers
 from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord, GuestRecord, RemoteActorRecord
+from zfabric.machines.local_scheduler.due import OWED, PartDeadlines
 from zfabric.machines.local_scheduler.group_records import Bundle, GroupPool, GroupRecord, KnownGroup
 from zfabric.machines.local_scheduler.inline_values import InlineValues
 from zfabric.machines.local_scheduler.latencies import Latencies
@@ -203,6 +204,7 @@ class Tables:
         self.copied_bytes: Counter[bytes] = Counter()
         """Bytes of values that were copied to this node, by the node from which they came; empty if several were asked."""
         self.effects: list[Effect] = []
+        self.deadlines = PartDeadlines()
         self.end_due = True
         """Whether the end of this turn has something to decide: not if calls and outcomes were passed on, and nothing else."""
         self.has_new_deadline = False
@@ -288,7 +290,9 @@ class Tables:
     def owe(self, node: NodeRecord, number: int, due: float) -> None:
         """Note that ends of attempts were taken in, up to the message with this number. ``Delegations`` acknowledges them."""
         node.ends_received = max(number, node.ends_received or 0)
-        self.owed.setdefault(node, due)
+        if node not in self.owed:
+            self.owed[node] = due
+            self.deadlines.note(OWED, due)
 
     def send_to_peer(self, node: bytes, message: m.Message) -> None:
         """Decide to send ``message`` to the local scheduler of a node, which may be this one."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zfabric.machines.local_scheduler.due import WAITS
 from zfabric.machines.local_scheduler.records import ASSIGNED, PENDING, WAITING, BlockedTask, JobRecord, TaskRecord, WorkerRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
@@ -85,6 +86,7 @@ class Deadlocks:
         """Schedule a check, since there is a new wait."""
         if self.look_at is None:
             self.look_at = now + LOOK_EVERY
+            self.tables.deadlines.note(WAITS, self.look_at)
 
     def tick(self, now: float) -> None:
         """Follow each wait once, after it has lasted for ``LOOKS`` checks."""

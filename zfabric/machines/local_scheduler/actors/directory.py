@@ -18,6 +18,7 @@ from typing import Any
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, worker_of
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.due import RETIRING
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import DONE, PENDING, Elsewhere, JobRecord, NodeRecord, Stored, TaskRecord, WorkerRecord
 from zfabric.machines.local_scheduler.references import References, add_holder, named_by
@@ -362,7 +363,7 @@ class ActorDirectory:
         elif record.worker is not None:
             self.tables.send_to_control(record.worker, message)
         if not patient:
-            self.retiring[record] = None
+            self._end_in_time(record)
 
     def drain(self) -> None:
         """End the actors of this node, which is drained, once they have no calls."""
@@ -395,7 +396,7 @@ class ActorDirectory:
         record = self.records.get(message.actor_id)
         if record is not None:
             record.killed = EXITED
-            self.retiring[record] = None  # Its process exits by itself, unless a method for a clean end does not return.
+            self._end_in_time(record)  # Its process exits by itself, unless a method for a clean end does not return.
 
     def on_actor_ended(self, now: float, source: Address, message: m.ActorEnded) -> None:
         """Handle the end of an actor in a shared process; its other actors live on."""
@@ -654,6 +655,11 @@ class ActorDirectory:
             if record.returning and (worker is None or not worker.remote):
                 record.returning = False
                 self._notify(record, record.watchers)
+
+    def _end_in_time(self, record: ActorRecord) -> None:
+        """End an actor if it takes too long to retire. That time begins with the next ``tick``."""
+        self.retiring[record] = None
+        self.tables.deadlines.note(RETIRING)
 
     def tick(self, now: float) -> None:
         """End actors that take too long to retire."""

@@ -26,6 +26,7 @@ from typing import Any
 from zfabric.machines.common.log_format import CHECKPOINT, LOG, part_key
 from zfabric.machines.common.tables import pack_row, unpack_row
 from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord, LogBlock, RetainedBlocks, Writing, is_unlogged, worker_of
+from zfabric.machines.local_scheduler.due import LOGS
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
@@ -151,6 +152,7 @@ class ActorLogs:
         elif self._may_write_again(writing, log):
             log.failed.append(writing)
             log.retry_at = now + self.tables.config.store_retry_every
+            self.tables.deadlines.note(LOGS, log.retry_at)
             self._warn(log, answer.text)
         else:
             self._forget(log, writing)

@@ -15,6 +15,7 @@ from typing import Any
 
 from zfabric.machines.common.resources import covers, describe, describe_node
 from zfabric.machines.common.tables import pack_row, unpack_row
+from zfabric.machines.local_scheduler.due import GROUPS
 from zfabric.machines.local_scheduler.group_records import GroupRecord, KnownGroup
 from zfabric.machines.local_scheduler.groups.bundles import Bundles
 from zfabric.machines.local_scheduler.groups.planning import STRICT_PACK, plan, total_of
@@ -141,6 +142,7 @@ class Groups:
             self._asked_at = now
             self._rooms = {}
             self._until = now + SURVEY_SECONDS
+            self.tables.deadlines.note(GROUPS, self._until)
             self._expected, self._surveyed = set(nodes), nodes
             for node in sorted(nodes, key=self.tables.number_of):
                 self.tables.send_to_peer(node, m.AskRoom(self._survey))
@@ -197,6 +199,7 @@ class Groups:
             if target is None:
                 if not record.warned and self._beyond_all_nodes(record):
                     self._unmet.setdefault(record.id, self._asked_at + self.tables.config.infeasible_warning)
+                    self.tables.deadlines.note(GROUPS, self._unmet[record.id])
                 continue
             for node, indexes in _by_node(target).items():
                 for name, amount in total_of([record.bundles[index] for index in indexes]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from zfabric.machines.local_scheduler.actor_records import ActorRecord
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.due import SHUTDOWN
 from zfabric.machines.local_scheduler.records import JobRecord
 from zfabric.protocol.messages import ALIVE
 
@@ -30,6 +31,7 @@ class JobShutdown:
             self.actors.retire(record, "its program has ended")
         if actors:
             self.until[job] = now + SHUTDOWN_SECONDS
+            self.actors.tables.deadlines.note(SHUTDOWN, self.until[job])
         return bool(actors)
 
     def _with_farewell(self, job: JobRecord) -> list[ActorRecord]:

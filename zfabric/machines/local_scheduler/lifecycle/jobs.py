@@ -9,6 +9,7 @@ from zfabric.machines.common.tables import pack_row
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.actors.remakes import Remakes
+from zfabric.machines.local_scheduler.due import TOMBSTONES
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.detached import DetachedActors
 from zfabric.machines.local_scheduler.lifecycle.job_shutdown import JobShutdown
@@ -334,7 +335,9 @@ class Jobs:
         """Send the driver a farewell once the end of its job is durable. If the control store cannot write, the end is written later."""
         job = about.job
         if not answer.ok:
-            self.tombstones.append((now + self.tables.config.store_retry_every, about))
+            due = now + self.tables.config.store_retry_every
+            self.tombstones.append((due, about))
+            self.tables.deadlines.note(TOMBSTONES, due)
         driver = job.driver
         if self.tables.jobs.pop(job.id, None) is not None:
             self.tables.ended_jobs.append(job)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.due import STARTING_WORKERS
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
@@ -101,6 +102,7 @@ class Membership:
             return
         worker.process = process
         worker.pid = message.pid
+        self.tables.deadlines.note(STARTING_WORKERS)
         self.tables.by_pid[message.pid] = worker
         if message.job and worker.job is None:
             worker.job = self.tables.jobs.get(message.job)
@@ -188,6 +190,7 @@ class Membership:
             return
         worker.pid = message.pid
         worker.started_at = now  # Its environment may have had to be made first.
+        self.tables.deadlines.note(STARTING_WORKERS)
         self.tables.by_pid[message.pid] = worker
         if worker.state == ENDING:
             self.tables.effects.append(KillProcess(message.pid, worker.kill_reason))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.tables import unpack_row
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.due import REJOINING, STARTING_WORKERS
 from zfabric.machines.local_scheduler.lifecycle.jobs import ELSEWHERE, Jobs
 from zfabric.machines.local_scheduler.lifecycle.recovery import HELD, HELD_QUERIES, Recovery
 from zfabric.machines.local_scheduler.lifecycle.retained_rows import RetainedRows
@@ -66,6 +67,7 @@ class Rejoining:
         self._table_known = True
         self.logs.record_ended(message.ended, True)
         self._deadline = now + self.tables.config.recovery_seconds
+        self.tables.deadlines.note(REJOINING, self._deadline)
         for token, pid in message.workers:
             worker = WorkerRecord(token, None, NO_ENVIRONMENT, now)
             worker.pid = pid
@@ -143,6 +145,7 @@ class Rejoining:
         if not self.tables.recovering or self._expected or not known:
             return
         self.tables.recovering = False
+        self.tables.deadlines.note(STARTING_WORKERS)
         self.recovery.rebuild(self.retained_rows, now)
         tasks = len(self.tables.tasks)
         self._claimed, self.tables.sealed = self.tables.sealed, []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from zfabric.machines.local_scheduler.due import HEARTBEATS
 from zfabric.machines.local_scheduler.records import ShapeQueue
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -41,6 +42,8 @@ class Heartbeats:
         placers = self.tables.placers
         if now < self._next_at and (placers is self._placers or self._sent.keys() == set(placers)):
             self._pending = bool(self.tables.nodes)
+            if self._pending:
+                self.tables.deadlines.note(HEARTBEATS, self._next_at)
             return
         self._placers = placers
         nodes = len(self.tables.nodes)

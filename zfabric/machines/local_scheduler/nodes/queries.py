@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from zfabric.machines.local_scheduler.due import QUERIES
 from zfabric.machines.local_scheduler.records import BorrowedRecord
 from zfabric.machines.local_scheduler.reports.diagnoses import COPY
 from zfabric.machines.local_scheduler.requests import PendingRequests
@@ -89,6 +90,7 @@ class ClusterQueries:
     def _ask(self, now: float, source: Address, message: m.Query, nodes: list[bytes], what: str, arguments: m.Row) -> None:
         question = _Question(source, message, nodes, now)
         self.open.append(question)
+        self.tables.deadlines.note(QUERIES, question.until)
         for node in nodes:
             to = self.tables.address if node == self.node else LOCAL_SCHEDULER + node
             self.requests.ask_at(to, m.Query, what, arguments, then=partial(self._answered, question), about=node)

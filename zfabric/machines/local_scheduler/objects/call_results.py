@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from zfabric.machines.local_scheduler.due import CONFIRMING
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import PENDING, ObjectRecord, WorkerRecord
 from zfabric.machines.local_scheduler.references import add_holder
@@ -76,6 +77,7 @@ class CallResults:
         self.take(worker, rows)
         if self.confirm_at is None:
             self.confirm_at = now + CONFIRM_DELAY
+            self.tables.deadlines.note(CONFIRMING, self.confirm_at)
         self._unconfirmed.setdefault(worker.token, []).extend(row[0] for row in rows)
 
     def tick(self, now: float) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from itertools import islice
 
+from zfabric.machines.local_scheduler.due import BACKPRESSURE
 from zfabric.machines.local_scheduler.records import ASSIGNED, READY, ShapeQueue, Stored, TaskRecord, WorkerRecord
 from zfabric.machines.local_scheduler.tables import Tables
 
@@ -60,6 +61,7 @@ class Backpressure:
         self._holds = True
         if self.until is None:
             self.until = self._until
+            self.tables.deadlines.note(BACKPRESSURE, self.until)
         return True
 
     def begun(self, batch: list[TaskRecord]) -> None:

@@ -10,6 +10,7 @@ are accepted until it has acknowledged the end.
 
 from __future__ import annotations
 
+from zfabric.machines.local_scheduler.due import DIRECT
 from zfabric.machines.local_scheduler.records import ASSIGNED, LEASED, DirectLease, ProcessRecord, TaskRecord, WorkerRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
@@ -54,6 +55,8 @@ class DirectSubmissions:
 
     def end_of_turn(self, now: float) -> None:
         """Begin direct leases with the workers that received such tasks in this turn."""
+        if self.active:
+            self.tables.deadlines.note(DIRECT)
         for lease in self.active.values():
             if len(lease.sent) > SENT_MAX:
                 self._report_again(lease)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from zfabric.config import ROWS_MAX
 from zfabric.machines.common.deadlines import Deadlines
 from zfabric.machines.common.naming import salt_of
+from zfabric.machines.local_scheduler.due import STOPPING
 from zfabric.machines.local_scheduler.records import (
     ASSIGNED,
     DONE,
@@ -68,6 +69,7 @@ class Stopping:
     def expect(self, task: TaskRecord, deadline: float) -> None:
         """Set the deadline of a task."""
         self._deadlines.add(deadline, task.id)
+        self.tables.deadlines.note(STOPPING, deadline)
 
     def expect_run(self, task: TaskRecord, now: float) -> None:
         """Set the end of an attempt that begins now and may take a limited time."""
@@ -75,6 +77,7 @@ class Stopping:
         if rare.run_timeout is not None:
             rare.run_until = now + rare.run_timeout
             self._deadlines.add(rare.run_until, task.id)
+            self.tables.deadlines.note(STOPPING, rare.run_until)
 
     def _has_no_end(self, deadline: float, task_id: bytes) -> bool:
         task = self.tables.tasks.get(task_id)
@@ -319,7 +322,14 @@ class Stopping:
         self._given_up[task.id] = task, request
         self._repeat(task.id, now)
         if self.tables.config.stop_grace_seconds:
-            self._graces[task.id] = (now + self.tables.config.stop_grace_seconds, task)
+            due = now + self.tables.config.stop_grace_seconds
+            self._graces[task.id] = (due, task)
+            self.tables.deadlines.note(STOPPING, due)
+
+    def _ask_again(self, task_id: bytes, now: float) -> None:
+        """Have a request repeated after a while."""
+        self._asked[task_id] = due = now + self.tables.config.interrupt_every
+        self.tables.deadlines.note(STOPPING, due)
 
     def _repeat_given_up(self, task_id: bytes, task: TaskRecord, request: m.Interrupt, now: float) -> None:
         """Repeat a request: an earlier one may have overtaken the task on its way."""
@@ -328,7 +338,7 @@ class Stopping:
             del self._given_up[task_id]
             self._asked.pop(task_id, None)
             return
-        self._asked[task_id] = now + self.tables.config.interrupt_every
+        self._ask_again(task_id, now)
         if worker.remote:
             self.tables.send_to_node(worker.token, m.StopDelegated(task_id, request.attempt, request.reason, False))
         else:
@@ -352,7 +362,7 @@ class Stopping:
             self.outcomes.give_up(task)
             self._ask_given_up(task, request, now)
             return
-        self._asked[task_id] = now + self.tables.config.interrupt_every
+        self._ask_again(task_id, now)
         if late and task.function.delegated and task.rare.stopped == "run_timeout" and worker.pid and not worker.shared:
             reason = f"task {task.name} does not stop after its run_timeout"  # Its home does not know when it began.
             self.tables.effects.append(KillProcess(worker.pid, reason, task_id))

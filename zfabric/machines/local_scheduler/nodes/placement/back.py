@@ -23,6 +23,7 @@ from collections.abc import Iterable
 
 from zfabric.config import ROWS_MAX
 from zfabric.machines.common.resources import covers
+from zfabric.machines.local_scheduler.due import CROWDED, RECLAIMING
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
 from zfabric.machines.local_scheduler.nodes.placement.where import FULL_SECONDS, Placement, was_dealt
 from zfabric.machines.local_scheduler.records import ASSIGNED, READY, STARTING, WAITING, NodeRecord, ShapeQueue, TaskRecord
@@ -60,14 +61,16 @@ class Reclaiming:
     def end_of_turn(self, now: float) -> None:
         """Reclaim what is to be placed anew. Called if there are other nodes."""
         if self.delegations.preferring:
+            self.tables.deadlines.note(RECLAIMING)
             for node in self.delegations.take_slow(now, RECALL_SECONDS):
                 self._recall(node)
         if self._asked not in self.tables.nodes:
             self._reclaim_for_this_node()
 
-    def next_deadline(self) -> float:
-        """When tasks are recalled from a node unless it ends one before; asked while a node has tasks that may run on any other."""
-        return min(self.delegations.preferring.values()) + RECALL_SECONDS
+    def next_deadline(self) -> float | None:
+        """When tasks that may run on any other node are recalled from one, unless it ends one before."""
+        preferring = self.delegations.preferring
+        return min(preferring.values()) + RECALL_SECONDS if preferring and self.tables.nodes else None
 
     def _recall(self, node: NodeRecord) -> None:
         """Reclaim the tasks of a node that may run on any, to be placed as if they had no strategy."""
@@ -171,6 +174,7 @@ class Returns:
         capacity = self.tables.capacity()
         crowded = [queue for queue in queues if not covers(capacity, queue.demand)]
         self.crowded = {queue.token: self.crowded.get(queue.token, now) for queue in crowded}
+        self.tables.deadlines.note(CROWDED)
         late = [queue for queue in crowded if now >= self.crowded[queue.token] + PATIENCE]
         if late:
             self.return_queues([queue for queue in late if queue.delegated], "full")
@@ -180,7 +184,7 @@ class Returns:
 
     def next_deadline(self) -> float | None:
         """When the next queue will have waited for actors for long enough."""
-        return min(self.crowded.values()) + PATIENCE if self.crowded else None
+        return min(self.crowded.values()) + PATIENCE if self.crowded and self.tables.nodes else None
 
     def return_queues(self, queues: Iterable[ShapeQueue], reason: str) -> None:
         """Return the tasks of queues from which nothing begins: "blocked" is what waits for them, or "full" is this node."""

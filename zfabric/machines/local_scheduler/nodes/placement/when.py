@@ -20,6 +20,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from zfabric.machines.common.resources import count_fitting, describe, describe_node
+from zfabric.machines.local_scheduler.due import STARVING, UNMET
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations, is_own_work
 from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats, mean_of
 from zfabric.machines.local_scheduler.nodes.placement.where import bytes_by_node
@@ -101,6 +102,8 @@ class PlacementRequests:
             if (not queue.placed or tables.config.infeasible == "raise") and not tables.nodes:  # Else ``ask`` does.
                 queue.placed = True
                 rows.append((queue.token, queue.demand, len(queue), 0.0, ()))
+        if self.unmet:
+            tables.deadlines.note(UNMET)
         if rows:
             tables.send(tables.placers[0], m.Place(tuple(rows)))
 
@@ -131,6 +134,7 @@ class PlacementRequests:
         tables = self.tables
         if not (self._waits or self._asked or any(tables.queues.values())):
             return
+        tables.deadlines.note(UNMET)
         waiting = {queue.token: queue for queue in tables.queues.values() if queue and (is_own_work(queue) or _was_dealt(queue))}
         self._asked = {token: question for token, question in self._asked.items() if token in waiting}
         self._waits = {token: self._waits.get(token) or _begin(now, queue) for token, queue in waiting.items()}
@@ -263,6 +267,7 @@ class Starvation:
 
     def _begin(self, now: float) -> None:
         self.since, self._due = now, now + self.tables.config.collect_seconds
+        self.tables.deadlines.note(STARVING, self._due)
 
     def next_deadline(self) -> float | None:
         """When the next request is due, if actors hold what the demands need."""

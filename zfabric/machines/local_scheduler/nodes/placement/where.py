@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from zfabric.machines.common.resources import covers, describe
+from zfabric.machines.local_scheduler.due import HOLDING_ROOM
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations, is_own_work
 from zfabric.machines.local_scheduler.records import READY, Elsewhere, NodeRecord, ShapeQueue, Stored, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
@@ -86,6 +87,8 @@ class Placement:
                 self._deal(queue, now)
             else:
                 queue.infeasible_since = None
+        if self.holding:
+            self.tables.deadlines.note(HOLDING_ROOM)
 
     def _deal(self, queue: ShapeQueue, now: float) -> None:
         only = self.tables.nodes.get(queue.only) if queue.only else None
@@ -139,6 +142,8 @@ class Placement:
 
     def next_deadline(self) -> float | None:
         """When a node is to be tried for tasks that wait."""
+        if not self.holding:
+            return None
         waiting = {queue.demand for queue in self.tables.queues.values() if queue.away and queue and queue.group is None}
         return min((node.full[demand] for node in self.tables.nodes.values() for demand in waiting & node.full.keys()), default=None)
 
