@@ -56,6 +56,7 @@ class Node:
         self.turn()
 
     def turn(self) -> None:
+        self.scheduler.tables.end_due = True  # Tests change tables and the time, too.
         for effect in self.scheduler.take_effects(self.now):
             if isinstance(effect, e.Send):
                 self.sent.append((effect.to, effect.message))

@@ -205,6 +205,7 @@ def test_a_turn_that_ends_a_job_later_than_its_driver_leaves_nothing_to_the_next
     job = node.scheduler.tables.jobs[JOB]
     node.scheduler.tables.objects[ref(900)] = BorrowedRecord(ref(900), A)
     node.scheduler.jobs.without_driver[job] = None
+    node.scheduler.tables.end_due = True
     node.scheduler.take_effects(node.now)
     assert job.ended
     assert node.scheduler.tables.unwanted == []

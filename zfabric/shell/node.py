@@ -42,10 +42,6 @@ from zfabric.protocol.messages import Envelope
 SWEEP_EVERY = 5.0
 """A peer that two sweeps find unregistered loses its link. Drivers wait less long for their farewell."""
 TO_SCHEDULER = FROM_PROCESSES[LOCAL_SCHEDULER]
-RELAYED_OF_PROCESSES = TO_SCHEDULER & {m.Call, m.CallOutcomes}
-"""Messages mostly passed on to another node: without more, the rest of the scheduler's turn is left out."""
-RELAYED_OF_NODES = FROM_NODES[LOCAL_SCHEDULER] & {m.RelayedCalls, m.CallsEnded}
-"""The same from other nodes to processes."""
 SendAhead = Callable[[bytes, list[Envelope]], None]
 """Sends to a process, or to a node's scheduler, before the turn goes on."""
 ROUNDS_MAX = 1000
@@ -113,8 +109,6 @@ class NodeMachines:
         """Messages not permitted, or refused by a machine."""
         self._stirred: set[bytes] = set(self.machines)
         """Roles with a message or passed deadline since their effects were taken."""
-        self._relayed = False
-        """The local scheduler has passed on messages since then."""
         self._due: dict[bytes, float | None] = {}
         """Deadlines as of the last effects."""
         self._soonest = inf
@@ -157,41 +151,14 @@ class NodeMachines:
         except Refusal:
             self.refused += 1
 
-    def _relay(self, now: float, source: Address, message: m.Message, send: SendAhead | None) -> None:
-        """Have the local scheduler pass on a message. Its turn ends only if that leaves something to decide.
-
-        What follows from a turn's first message leaves at once, by ``send``; the rest shares frames.
-        """
-        tables, alone = self.scheduler.tables, send is not None and self._overtakes_nothing()
-        tables.end_due = False
-        try:
-            self.machines[LOCAL_SCHEDULER].step(now, source, message)
-        except Refusal:
-            self.refused += 1
-        if tables.has_new_deadline:
-            tables.has_new_deadline = False
-            self._asked.add(LOCAL_SCHEDULER)
-        if alone and send is not None and (effect := self.scheduler.take_lone()) is not None:
-            self._send_ahead(effect, send)
-        elif tables.end_due:
-            self._stirred.add(LOCAL_SCHEDULER)
-        else:
-            self._relayed = True
-        tables.end_due = True
-
     def receive_from_node(self, now: float, node: bytes, to: bytes, role: bytes, message: m.Message, send: SendAhead | None = None) -> None:
         """Pass a message of another daemon, sent as ``role``, to a machine; refuse what is not permitted or does not fit.
 
         If it causes a message that somebody waits for, that leaves first, by ``send``.
         """
-        if to == LOCAL_SCHEDULER:
-            kind = type(message)
-            if kind in RELAYED_OF_NODES:
-                self._relay(now, role + node, message, send)
-                return
-            if send is not None and (find := self._ahead_of_nodes.get(kind)) is not None:
-                self._step_behind(now, role + node, message, find, send)
-                return
+        if to == LOCAL_SCHEDULER and send is not None and type(message) in FROM_NODES[LOCAL_SCHEDULER]:
+            self._step_awaited(now, role + node, message, self._ahead_of_nodes.get(type(message)), send)
+            return
         allowed = type(message) in FROM_NODES.get(to, ()) and to in self.machines
         if isinstance(message, m.Heartbeat):
             allowed &= message.node == node  # No node speaks for another.
@@ -208,22 +175,31 @@ class NodeMachines:
         except Refusal:
             self.refused += 1
 
-    def _step_behind(self, now: float, source: Address, message: m.Message, find: Finder, send: SendAhead) -> None:
-        """Pass a message to the local scheduler, behind the awaited one that it causes. Only a turn's first message overtakes nothing."""
-        ahead = find(source, message) if self._overtakes_nothing() else None
+    def _step_awaited(self, now: float, source: Address, message: m.Message, find: Finder | None, send: SendAhead) -> None:
+        """Pass a message to the local scheduler. If it is the first of its turn, the awaited message that it causes leaves at once.
+
+        That one leaves before its cause is handled if ``find`` finds it, and behind it if nothing else follows from that.
+        """
+        scheduler, alone = self.scheduler, self._overtakes_nothing()
+        ahead = find(source, message) if alone and find is not None else None
         if ahead is not None:
             self._send_ahead(ahead.send, send)
-        self._stirred.add(LOCAL_SCHEDULER)
         try:
             self.machines[LOCAL_SCHEDULER].step(now, source, message)
         except Refusal:
             self.refused += 1
         if ahead is not None:
             ahead.settle(ahead.send.message, now)
+        elif alone and (effect := scheduler.take_lone()) is not None:
+            self._send_ahead(effect, send)
+            if scheduler.tables.deadlines.any_sooner:
+                self._asked.add(LOCAL_SCHEDULER)
+            return
+        self._stirred.add(LOCAL_SCHEDULER)
 
     def _overtakes_nothing(self) -> bool:
         """Whether nothing waits to be sent, or for the turn's end."""
-        if self._stirred or self._relayed or self._queue or self._outgoing or self._to_nodes:
+        if self._stirred or self._queue or self._outgoing or self._to_nodes:
             return False
         return self.member is not None and not self.member.silent
 
@@ -235,15 +211,10 @@ class NodeMachines:
 
     def receive_in_cluster(self, now: float, sender: bytes, to: bytes, role: bytes, message: m.Message, send: SendAhead) -> None:
         """``receive`` in a cluster: awaited messages leave first, by ``send``."""
-        if to == LOCAL_SCHEDULER:
-            kind = type(message)
-            if kind in RELAYED_OF_PROCESSES:
-                self._relay(now, role + sender, message, send)
-                return
-            if (find := self._ahead_of_processes.get(kind)) is not None:
-                self._step_behind(now, role + sender, message, find, send)
-                return
-        self.receive(now, sender, to, role, message)
+        if to == LOCAL_SCHEDULER and type(message) in TO_SCHEDULER:
+            self._step_awaited(now, role + sender, message, self._ahead_of_processes.get(type(message)), send)
+        else:
+            self.receive(now, sender, to, role, message)
 
     def may_send(self, sender: bytes, to: bytes, message: m.Message) -> bool:
         """Whether a process may send this to that role. The arena is for registered processes, whose death is noticed."""
@@ -309,8 +280,6 @@ class NodeMachines:
     def decide(self, now: float, perform: Callable[[Any], None]) -> None:
         """Take effects and deliver messages until nothing is left; ``perform`` all but ``Send``."""
         machines, queue = self.machines, self._queue
-        if self._relayed:
-            self._take_relayed(now, perform)
         if not (self._stirred or queue):
             return
         asked: set[bytes] = set()
@@ -331,18 +300,6 @@ class NodeMachines:
         else:
             raise RuntimeError("the machines of this daemon answer each other without end")
         self._asked |= asked
-
-    def _take_relayed(self, now: float, perform: Callable[[Any], None]) -> None:
-        """Take what the local scheduler passes on, unless its turn ends anyway."""
-        self._relayed = False
-        if LOCAL_SCHEDULER in self._stirred:
-            return
-        tables = self.scheduler.tables
-        tables.end_due = False
-        self._route(LOCAL_SCHEDULER, self.machines[LOCAL_SCHEDULER].take_effects(now), perform)
-        if tables.end_due:
-            self._asked.add(LOCAL_SCHEDULER)
-        tables.end_due = True
 
     def _route(self, role: bytes, effects: Iterable[Effect], perform: Callable[[Any], None]) -> None:
         """Sort messages by receiver; ``perform`` other effects."""
@@ -399,11 +356,11 @@ class NodeMachines:
     @property
     def pending(self) -> bool:
         """Whether a turn has something to do."""
-        return bool(self._queue or self._stirred or self._relayed)
+        return bool(self._queue or self._stirred)
 
     def rests(self, now: float) -> bool:
         """Whether a turn would do nothing, with the same ``next_deadline``."""
-        if self._stirred or self._relayed or self._queue or self._outgoing or self._to_nodes or self._asked:
+        if self._stirred or self._queue or self._outgoing or self._to_nodes or self._asked:
             return False
         return now < self._soonest
 

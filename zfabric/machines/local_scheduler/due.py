@@ -52,15 +52,18 @@ class PartDeadlines:
 
     def __init__(self) -> None:
         self._times = [inf] * (BACKPRESSURE + 1)
+        self.any_sooner = False
+        """Whether a part has noted a deadline since ``next`` was called."""
 
     def note(self, part: int, deadline: float = 0.0) -> None:
         """Note that a part has a deadline. By default the part is asked when the next deadline is wanted."""
         if deadline < self._times[part]:
             self._times[part] = deadline
+            self.any_sooner = True
 
     def next(self, parts: Mapping[int, Timed]) -> float | None:
         """The soonest deadline of all parts."""
-        times = self._times
+        times, self.any_sooner = self._times, False
         while (soonest := min(times)) != inf:
             part = times.index(soonest)
             deadline = parts[part].next_deadline()

@@ -123,6 +123,9 @@ from zfabric.protocol.machine import Diagnosis, Handler, Handlers, InvariantViol
 from zfabric.protocol.options import Demand
 from zfabric.protocol.wording import size
 
+PASSED_ON = frozenset({m.Call, m.RelayedCalls, m.CallOutcomes, m.CallsEnded})
+"""Messages that are most often passed on. If one leaves the end of the turn something to decide, its handler sets ``Tables.end_due``."""
+
 
 class LocalScheduler:
     """The local scheduler of one node. ``first_token`` is the first of its workers' tokens, which no other incarnation may use.
@@ -475,6 +478,8 @@ class LocalScheduler:
     def step(self, now: float, source: Address, message: m.Message) -> None:
         """Handle one message, then deliver the transitions that it caused."""
         self.tables.latencies.now = now
+        if type(message) not in PASSED_ON:
+            self.tables.end_due = True
         if not self.rejoining.holds_back(source, message):
             self.handlers[type(message)](now, source, message)
             if self.tables.transitions:
@@ -491,6 +496,7 @@ class LocalScheduler:
 
     def tick(self, now: float) -> None:
         """Apply the deadlines that have passed."""
+        self.tables.end_due = True
         for part in self.tables.deadlines.passed(now):
             if (tick := self.timed[part].tick) is not None:
                 tick(now)
@@ -509,11 +515,8 @@ class LocalScheduler:
         of a turn comes from memory each time, and what is not called costs nothing.
         """
         tables = self.tables
-        if not tables.end_due:
-            if tables.relayed_ends:
-                self.remote_callers.end_of_turn()
-            if not tables.end_due:
-                return tables.take_effects()
+        if not tables.end_due and not self._is_end_due():
+            return tables.take_effects()
         if self.stopping.cancelled:
             self.stopping.end_of_turn(now)
         if tables.transitions:
@@ -547,16 +550,20 @@ class LocalScheduler:
         self.heartbeats.end_of_turn(now)
         if self.rejoining.retained_due:
             self.rejoining.send_retained()
+        tables.end_due = False
         return tables.take_effects()
+
+    def _is_end_due(self) -> bool:
+        """Whether the end of this turn has something to decide, once outcomes of relayed calls are sent."""
+        if self.tables.relayed_ends and not self.tables.end_due:
+            self.remote_callers.end_of_turn()
+        return self.tables.end_due
 
     def take_lone(self) -> Send | None:
         """Take the only message that follows from one that was passed on; None if anything else does, which is left to ``take_effects``."""
-        tables = self.tables
-        if tables.relayed_ends and not tables.end_due:
-            self.remote_callers.end_of_turn()
-        if tables.end_due or len(tables.effects) != 1 or type(effect := tables.effects[0]) is not Send:
+        if self._is_end_due() or len(effects := self.tables.effects) != 1 or type(effect := effects[0]) is not Send:
             return None
-        tables.effects = []
+        self.tables.effects = []
         return effect
 
     def _dispatch(self, now: float) -> None:

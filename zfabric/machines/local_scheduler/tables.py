@@ -207,8 +207,6 @@ class Tables:
         self.deadlines = PartDeadlines()
         self.end_due = True
         """Whether the end of this turn has something to decide: not if calls and outcomes were passed on, and nothing else."""
-        self.has_new_deadline = False
-        """Whether a message that was passed on has set a deadline, although it left nothing to decide."""
         self.before_batches: list[Effect] = []
         """Messages that must reach the store before the batches of this turn: the end of a recovery."""
         self.locates: list[m.Row] = []

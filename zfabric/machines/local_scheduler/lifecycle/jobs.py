@@ -326,7 +326,7 @@ class Jobs:
 
         Drivers receive ``reason``, if there is one.
         """
-        self.all_ended = True
+        self.all_ended = self.tables.end_due = True
         for job in list(self.tables.jobs.values()) if not self.tables.recovering else ():
             job.reason = reason
             self.end_job(job, now, leaving=True)

@@ -297,7 +297,6 @@ class RemoteActors:
             rows = self._take_in(node, message)
         for row in rows:
             self.receipts.sent(node, row[1], message.number)
-        self.tables.has_new_deadline |= node not in self.tables.owed
         self.tables.owe(node, message.number, now + (RECEIPTS_WITHIN if node.receipts else ACKNOWLEDGE_AFTER))
 
     def _take_in(self, node: NodeRecord, message: m.CallsEnded) -> m.Rows:

@@ -85,6 +85,7 @@ def _check_streams(tables: Tables) -> None:
 def _check_turn(tables: Tables) -> None:
     """A turn calls only the parts that have work: none must be left that another turn would do."""
     left: dict[str, object] = {
+        "things to decide": tables.end_due,
         "transitions": tables.transitions,
         "results": tables.touched,
         "durable values to read": tables.durable_wanted,
