@@ -442,8 +442,8 @@ class LocalScheduler:
         }
         self.timed: dict[int, Timed] = {
             due.STOPPING: Timed(self.stopping.next_deadline, self.stopping.tick),
-            due.OVERDUE: Timed(lambda: self._overdue_at, self._take_back_overdue),
-            due.TRIMMING: Timed(lambda: self._trim_at, self._trim),
+            due.OVERDUE: Timed(lambda: self.dispatcher.overdue_at, self.dispatcher.tick),
+            due.TRIMMING: Timed(lambda: self.workers.trim_at, self.workers.tick),
             due.UNMET: Timed(self.placement_requests.next_deadline, self.placement_requests.tick),
             due.STARVING: Timed(self.starvation.next_deadline, self.starvation.tick),
             due.RETIRING: Timed(self.actors.next_deadline, self.actors.tick),
@@ -467,8 +467,6 @@ class LocalScheduler:
         }
         """Each part that has deadlines."""
         self._flush_at: float | None = None
-        self._overdue_at: float | None = None
-        self._trim_at: float | None = None
         self._more_to_collect = False
         self._node_written = False
         self.handlers = Handlers(self.tables.counts, self._accepted())
@@ -600,9 +598,8 @@ class LocalScheduler:
                 self.step(now, source, message)
         if self.direct.active or self.direct.candidates:
             self.direct.end_of_turn(now)
-        if self._overdue_at is None and (overdue_at := self._look_again(now)) is not None:
-            self._overdue_at = overdue_at
-            tables.deadlines.note(due.OVERDUE, overdue_at)
+        if self.dispatcher.overdue_at is None:
+            self.dispatcher.watch(now)
         self.placement_requests.find_unmet(now)
         if tables.nodes:
             if self.workers.stuck:
@@ -613,9 +610,8 @@ class LocalScheduler:
             self.reclaiming.end_of_turn(now)
         if self.dispatcher.starved or self.starvation.since is not None:
             self.starvation.end_of_turn(now)
-        if self._trim_at is None and (trim_at := self.workers.trim(now)) is not None:
-            self._trim_at = trim_at
-            tables.deadlines.note(due.TRIMMING, trim_at)
+        if self.workers.trim_at is None:
+            self.workers.trim(now)
 
     def _send_to_nodes(self, now: float) -> None:
         """Send other nodes what they are to have of this turn: holds first, then what may end one, and what is given up last."""
@@ -665,20 +661,6 @@ class LocalScheduler:
             for start in range(0, len(rows), ROWS_MAX):
                 tables.send_to_client(process, m.Results(tuple(rows[start : start + ROWS_MAX])))
         tables.touched.clear()
-
-    def _look_again(self, now: float) -> float | None:
-        for worker in self.tables.workers.values():
-            if worker.state == LEASED and len(worker.inflight) > 1 and worker.behind:
-                return now + self.config.take_back_after
-        return None
-
-    def _take_back_overdue(self, now: float) -> None:
-        if self._overdue_at is not None and now >= self._overdue_at:
-            self._overdue_at = self.dispatcher.overdue(now)
-
-    def _trim(self, now: float) -> None:
-        if self._trim_at is not None and now >= self._trim_at:
-            self._trim_at = self.workers.trim(now)
 
     def _flush_rows(self, now: float) -> None:
         """Write rows and events that are due, as one batch."""

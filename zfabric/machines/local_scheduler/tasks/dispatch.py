@@ -18,6 +18,7 @@ from collections import deque
 from typing import Any
 
 from zfabric.machines.common.resources import ResourcePool
+from zfabric.machines.local_scheduler.due import OVERDUE
 from zfabric.machines.local_scheduler.records import (
     ASSIGNED,
     ENDING,
@@ -85,6 +86,8 @@ class Dispatcher:
         self._turn = 0
         self.ahead: dict[bytes, WorkerRecord] = {}
         """Workers that were sent a task behind the one that they run, by token, the last one last; some have begun it."""
+        self.overdue_at: float | None = None
+        """When to look for tasks that turn out to be long and have others behind them."""
         self._unfinished = False
         """Whether a search for tasks that a blocked worker may run goes on in the next turn."""
         self._looked_at = 0
@@ -706,6 +709,19 @@ class Dispatcher:
         worker.taking_back = True
         self.tables.counts["take_backs"] += 1
         self.tables.send_to_control(worker, m.TakeBack(tuple(worker.inflight)))
+
+    def watch(self, now: float) -> None:
+        """Schedule a look for long tasks if a worker has one behind another."""
+        for worker in self.tables.workers.values():
+            if worker.state == LEASED and len(worker.inflight) > 1 and worker.behind:
+                self.overdue_at = now + self.tables.config.take_back_after
+                self.tables.deadlines.note(OVERDUE, self.overdue_at)
+                return
+
+    def tick(self, now: float) -> None:
+        """Look for long tasks if that is due."""
+        if self.overdue_at is not None and now >= self.overdue_at:
+            self.overdue_at = self.overdue(now)
 
     def overdue(self, now: float) -> float | None:
         """Take back tasks behind those that turn out to be long; return when to check again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zfabric.machines.common.resources import ResourcePool, count_fitting
+from zfabric.machines.local_scheduler.due import TRIMMING
 from zfabric.machines.local_scheduler.records import ENDING, HOSTING, IDLE, STARTING, JobRecord, ShapeQueue, WorkerRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol.effects import KillProcess, SpawnWorker
@@ -20,6 +21,8 @@ class WorkerPool:
         """Whether no worker was started in this turn because too many are blocked."""
         self.stuck: dict[int, ShapeQueue] = {}
         """Queues of delegated tasks for which no worker may start, by token: as many as may be are blocked."""
+        self.trim_at: float | None = None
+        """When workers that are not needed are to be ended; None if there are none."""
         self.cpus = max(1, -(-pool.total.get("CPU", RESOURCE_UNIT) // RESOURCE_UNIT))
 
     def idle_for(self, queue: ShapeQueue) -> WorkerRecord | None:
@@ -150,11 +153,19 @@ class WorkerPool:
         worker.state = ENDING
         worker.end_reason = reason
 
-    def trim(self, now: float) -> float | None:
-        """End workers that are not needed: idle ones beyond the CPUs, vacant hosts of shared actors, and those no longer awaited.
+    def tick(self, now: float) -> None:
+        """End workers that have not been needed for long enough."""
+        if self.trim_at is not None and now >= self.trim_at:
+            self.trim(now)
 
-        Return when to check again.
-        """
+    def trim(self, now: float) -> None:
+        """End workers that are not needed: idle ones beyond the CPUs, vacant hosts of shared actors, and those no longer awaited."""
+        self.trim_at = self._end_unneeded(now)
+        if self.trim_at is not None:
+            self.tables.deadlines.note(TRIMMING, self.trim_at)
+
+    def _end_unneeded(self, now: float) -> float | None:
+        """End them; return when to check again."""
         workers = self.tables.workers.values()
         idle = self._idle() if len(workers) > self.cpus else []
         if len(idle) <= self.cpus:
