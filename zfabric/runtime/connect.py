@@ -29,6 +29,8 @@ REGISTER_SECONDS = 60.0
 """The same of a new node: overloaded machines take long, and a node that ends is noticed at once."""
 REGISTERED_SECONDS = 5.0
 """Seconds for nodes to register with each other, usually milliseconds."""
+LOOKS = 20
+"""Looks for a daemon, a millisecond apart, between two checks whether the session lives: a check costs ten system calls, a look one."""
 PRELOAD_SECONDS = 300.0
 """Seconds for a node that first imports modules ("preload")."""
 
@@ -74,7 +76,10 @@ def await_daemon(session: Session, failure: Callable[[], str], seconds: float) -
         if clock() > deadline:
             why = f"has not started within {seconds:g} s: is the machine overloaded? Its logs are in {session.logs}"
             raise ConnectionLostError(f"the daemon of {session.directory} {why}")
-        time.sleep(0.001)  # No event covers both a file and the death of a process; the wait is short.
+        for _ in range(LOOKS):  # No event covers both a file and the death of a process; the wait is short.
+            time.sleep(0.001)
+            if session.daemon() is not None:
+                break
     return found[0]
 
 
