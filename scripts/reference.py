@@ -16,6 +16,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -170,13 +171,20 @@ def message(name: str, kind: Any, takers: list[str]) -> str:
 
 def signature(name: str, kind: Any) -> str:
     """A message's or an effect's name and fields, with their types as the source writes them."""
-    fields = ", ".join(f"{field}: {spelled(kind.__annotations__[field])}" for field in kind._fields)
+    written = annotations(kind.__module__)[kind.__name__]
+    fields = ", ".join(f"{field}: {written[field]}" for field in kind._fields)
     return f"{name}({fields})"
 
 
-def spelled(annotation: Any) -> str:
-    """A type as its author wrote it."""
-    return getattr(annotation, "__forward_arg__", None) or str(annotation)
+@cache
+def annotations(module: str) -> dict[str, dict[str, str]]:
+    """By class and field of a module, the types as their author wrote them."""
+    found: dict[str, dict[str, str]] = {}
+    for each in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if isinstance(each, ast.ClassDef):
+            fields = [(field.target, field.annotation) for field in each.body if isinstance(field, ast.AnnAssign)]
+            found[each.name] = {target.id: ast.unparse(annotation) for target, annotation in fields if isinstance(target, ast.Name)}
+    return found
 
 
 def roles() -> str:

@@ -1,7 +1,5 @@
 """What a machine may ask its shell to do. Effects are per batch, never per row, and are performed in order."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, TypeAlias
 
 from zfabric.protocol.ids import Address

@@ -5,8 +5,6 @@ Calls and their outcomes pass between the caller and the actor's process, withou
 with refs inside, concern other processes as well: these go through the scheduler.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, NamedTuple
 
 from zfabric.protocol.access import from_nodes, from_peers, from_processes

@@ -4,8 +4,6 @@ A place is the offset of an object's payload in the arena. A negative offset sta
 value is written and read while the arena has no room (``zfabric.machines.common.extents``).
 """
 
-from __future__ import annotations
-
 from typing import Annotated, NamedTuple
 
 from zfabric.protocol.access import from_processes

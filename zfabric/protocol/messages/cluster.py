@@ -1,7 +1,5 @@
 """Which nodes a cluster has: the registry on the head, and the member of each node."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated, NamedTuple, TypeAlias
 

@@ -1,7 +1,5 @@
 """The control store."""
 
-from __future__ import annotations
-
 from typing import Annotated, NamedTuple
 
 from zfabric.protocol.access import from_nodes

@@ -4,8 +4,6 @@ To a home, another node is a worker that runs many tasks at once. To an executor
 neither retries such a task nor passes it on. It reports how the attempt ended, and the home decides.
 """
 
-from __future__ import annotations
-
 from itertools import chain
 from typing import Annotated, Any, NamedTuple
 

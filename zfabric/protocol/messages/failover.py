@@ -4,8 +4,6 @@ The home of a job is the node of its driver. Before the death it receives rows o
 others what they have of those tasks and their values.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, NamedTuple
 
 from zfabric.protocol.access import from_nodes

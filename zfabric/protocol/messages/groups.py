@@ -4,8 +4,6 @@ The *home* of a group is the node of the driver whose job made it. The home send
 is reserved as any other.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, NamedTuple
 
 from zfabric.protocol.access import from_nodes

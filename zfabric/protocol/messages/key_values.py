@@ -5,8 +5,6 @@ process, and ``oldest`` the number of its oldest request without an answer. A re
 daemon of the head: the second one changes nothing, and has the answer of the first.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, NamedTuple, TypeAlias
 
 from zfabric.config import MiB

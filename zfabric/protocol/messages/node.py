@@ -1,7 +1,5 @@
 """The shell of a node."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from zfabric.protocol.messages.rows import Rows

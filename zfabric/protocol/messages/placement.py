@@ -1,7 +1,5 @@
 """The global scheduler."""
 
-from __future__ import annotations
-
 from typing import Annotated, NamedTuple
 
 from zfabric.protocol.access import from_nodes

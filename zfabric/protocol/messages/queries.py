@@ -1,7 +1,5 @@
 """Queries of users and tools, notices, and output."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from zfabric.protocol.access import from_nodes, from_peers, from_processes

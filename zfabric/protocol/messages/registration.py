@@ -1,7 +1,5 @@
 """Registration: process -> local scheduler."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from zfabric.protocol.access import from_nodes, from_processes

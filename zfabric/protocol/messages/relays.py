@@ -11,8 +11,6 @@ receives ``CallCounts`` and ``ReplayProgress``, too. Each other node receives ``
 for which the actor retains outcomes.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, NamedTuple, TypeAlias
 
 from zfabric.protocol.access import from_nodes, from_processes

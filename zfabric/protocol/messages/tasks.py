@@ -1,8 +1,6 @@
 """Functions and tasks."""
 
-from __future__ import annotations
-
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Self
 
 from zfabric.protocol.access import from_nodes, from_peers, from_processes
 from zfabric.protocol.checks import (
@@ -185,7 +183,7 @@ class Completed(NamedTuple):
             raise MalformedFrame(f"times are {TIME_BYTES} bytes for each attempt")
 
     @classmethod
-    def of(cls, rows: Rows, extras: Rows = (), durations: Rows = (), times: bytes = b"") -> Completed:
+    def of(cls, rows: Rows, extras: Rows = (), durations: Rows = (), times: bytes = b"") -> Self:
         """Make one from rows ``(task_id, attempt, status, outputs)``."""
         task_ids, attempts, statuses, outputs = zip(*rows, strict=True) if rows else ((), (), (), ())
         return cls(attempts, statuses, outputs, b"".join(task_ids), extras, durations, times)

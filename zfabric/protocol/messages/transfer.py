@@ -6,8 +6,6 @@ repairs that. A *want* is a request for one value, under a token of its reader. 
 of it.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from zfabric.protocol.access import from_agents, from_processes
