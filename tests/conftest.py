@@ -15,10 +15,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-# Where compiled modules are not to lie beside the source, they have a directory of their own: tests start hundreds of interpreters,
-# and each would compile the package again. Set before anything large is imported, and inherited by all processes of the run.
-if sys.dont_write_bytecode and sys.pycache_prefix is None:
-    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(Path(__file__).resolve().parent.parent / ".pytest_cache" / "bytecode")
+# Tests start hundreds of interpreters, and each would compile the package again if none may write that down. What is compiled lies beside
+# the source, as that of installed packages does already. Set before anything large is imported, and inherited by all processes of the run.
+if sys.dont_write_bytecode:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
 
@@ -114,6 +113,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.mkdir(directory)
         stacks = os.open(directory + STACKS, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         faulthandler.enable(stacks)
+        config.pluginmanager.register(RotatedCollection())
     else:
         directory = tempfile.mkdtemp(prefix="zft-", dir="/tmp")
         stacks = os.dup(2)  # What pytest captures later is not shown when this process exits.
@@ -153,11 +153,33 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+class RotatedDirectory(pytest.Dir):
+    """A directory of which each process that runs tests collects another part first.
+
+    pytest compiles a file when it is first collected, and writes that down. So each process compiles its part, and not all of them all.
+    """
+
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        """The files and directories in it."""
+        found = list(super().collect())
+        number, processes = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        first = number % processes * len(found) // processes
+        return found[first:] + found[:first]
+
+
+class RotatedCollection:
+    """Collects such directories. No hook of this file, since pytest asks a directory's own ``conftest.py`` only about those below."""
+
+    def pytest_collect_directory(self, path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+        """The collector of a directory that is no package."""
+        return None if (path / "__init__.py").exists() else RotatedDirectory.from_parent(parent, path=path)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where tests run side by side, begin with the longest files, so that none is left alone at the end."""
+    """Where tests run side by side, begin with the longest files, so that none is left alone at the end; all processes in one order."""
     if side_by_side(config):
         order = {name: place for place, name in enumerate(LONGEST)}
-        items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+        items.sort(key=lambda item: (order.get(item.path.stem, len(order)), str(item.path)))
 
 
 @pytest.fixture(scope="session", autouse=True)
