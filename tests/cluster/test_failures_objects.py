@@ -515,7 +515,7 @@ def test_a_large_error_whose_object_is_lost_arrives_cut_down_with_the_reason(sma
 
 def test_large_errors_of_many_tasks_have_room_in_a_small_store(small: Any) -> None:
     small(put_patience=PATIENCE)
-    refs = [raises.remote(2) for _ in range(60)]
+    refs = [raises.remote(2) for _ in range(40)]  # 80 MiB
     for ref in refs:
         error = failure(ref)
         assert isinstance(error, ValueError)
