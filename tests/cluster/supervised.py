@@ -13,7 +13,7 @@ import socket
 
 import msgpack
 
-from zfabric.runtime.session import Session
+from zfabric.runtime.session import STOP, Session
 from zfabric.runtime.supervision import Supervision
 
 
@@ -24,7 +24,7 @@ def daemon(directory: str, descriptor: int, daemons: int) -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(session.socket_path(incarnation))
     listener.listen()
-    signal.signal(signal.SIGTERM, on_sigterm)
+    signal.signal(STOP, on_stop)
     session.publish_daemon(incarnation)
     test, _ = listener.accept()
     test.send(msgpack.packb(("hello", os.getpid(), daemons)))
@@ -38,7 +38,7 @@ def daemon(directory: str, descriptor: int, daemons: int) -> None:
                 getattr(supervision, what)(*arguments)
 
 
-def on_sigterm(number: int, frame: object) -> None:
+def on_stop(number: int, frame: object) -> None:
     mark = os.environ.get("SUPERVISED_MARK")
     if mark:
         with open(mark, "w") as file:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -24,9 +24,11 @@ from zfabric.protocol.names import is_text
 from zfabric.protocol.options import MEMORY, is_shared
 from zfabric.protocol.wording import amount_text, size, span
 from zfabric.runtime.connect import PRELOAD_SECONDS, REGISTER_SECONDS, attach, await_registered, drain_node, node_resources
+from zfabric.runtime.foreground import GRACE_SECONDS, Notified, notified, run_until_end
 from zfabric.runtime.launch import Launched, launch
 from zfabric.runtime.launch import stop as end_session
 from zfabric.runtime.session import (
+    FOREGROUND,
     STARTED,
     ClusterSettings,
     JoinedNode,
@@ -80,6 +82,13 @@ def _node_name(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @cluster_options
 @click.option("--store", metavar="DIR", help="Directory of the control store, which remains when the cluster is stopped.")
 @click.option("--namespace", metavar="NAME", default="", help="Default namespace of programs.")
+@click.option("--block", is_flag=True, help="Stay in the foreground: the node ends with this command. SIGTERM drains it.")
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help=f"With --block: drain for at most this long after SIGTERM; by default {GRACE_SECONDS:g}.",
+)
 @json_option
 def start(
     head: bool,
@@ -98,9 +107,11 @@ def start(
     config: dict[str, Any],
     store: str | None,
     namespace: str,
+    block: bool,
+    grace: float | None,
     as_json: bool,
 ) -> None:
-    """Start a cluster in the background. It runs until `zfabric stop`.
+    """Start a cluster in the background. It runs until `zfabric stop`, or with --block as long as this command.
 
     Your programs join it, unless they start their own (zf.init(address="local"), `zfabric submit --address local`).
 
@@ -109,28 +120,62 @@ def start(
     cluster = _cluster_settings(head, address, key_file, host, (port, transfer_port), name, labels)
     if not is_text(namespace):
         raise click.BadParameter(f"{namespace!r} is not UTF-8", param_hint="--namespace")
-    with _alone(), _spinner("starting a cluster"):
-        running = started_session()
-        if running is not None and not address:
-            raise click.ClickException(f"a cluster is running already ({about(running)}, {running.directory}); end it with `zfabric stop`")
-        settings = Config.of(config)
-        if store:
-            store = os.path.abspath(store)
-            _check_store(store, settings)
-        launched = launch(
-            kind=STARTED,
-            config=settings,
-            resources=node_resources(num_cpus, num_gpus, resources, memory),
-            namespace=namespace,
-            store=store or "",
-            arena_size=-1 if object_store_memory is None else object_store_memory,
-            cluster=cluster,
-        )
-        facts = _await(launched, bool(settings.preload))
-        forget_failure()
-    if as_json:
-        print_json(facts)
-        return
+    if grace is not None and not block:
+        raise click.UsageError("--grace: only a node in the foreground waits after SIGTERM; add --block")
+    settings = Config.of(config)
+
+    def begin() -> Launched:
+        with _alone(), _spinner("starting a cluster"):
+            running = started_session()
+            if running is not None and not address:
+                what = f"{about(running)}, {running.directory}"
+                raise click.ClickException(f"a cluster is running already ({what}); end it with `zfabric stop`")
+            if store:
+                _check_store(os.path.abspath(store), settings)
+            launched = launch(
+                kind=FOREGROUND if block else STARTED,
+                config=settings,
+                resources=node_resources(num_cpus, num_gpus, resources, memory),
+                namespace=namespace,
+                store=os.path.abspath(store) if store else "",
+                arena_size=-1 if object_store_memory is None else object_store_memory,
+                cluster=cluster,
+            )
+            facts = _await(launched, bool(settings.preload))
+            forget_failure()
+        print_json(facts) if as_json else _announce(facts, cluster, block)
+        return launched
+
+    if block:
+        _stay(begin, GRACE_SECONDS if grace is None else grace)
+    else:
+        begin().detach()
+
+
+def _stay(begin: Callable[[], Launched], grace: float) -> None:
+    """Begin a node and wait for its end. Raises ClickException if it did not end on request."""
+    launched = None
+    try:
+        with notified():
+            launched = begin()
+            sys.stdout.flush()  # Programs read the facts while this one stays.
+            reason = run_until_end(launched, grace, _say)
+    except Notified:
+        _say("SIGTERM: the node ends before it has begun")
+        reason = ""
+        if launched is not None:
+            launched.close()
+    if reason:
+        raise click.ClickException(f"the node has ended: {_plain(reason)}")
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # Who read this may have ended; the node ends in order all the same.
+        echo(text, err=True)
+
+
+def _announce(facts: dict[str, Any], cluster: ClusterSettings | None, block: bool) -> None:
+    """Print where the node is, and what to do next."""
     has = node_amounts(facts["resources"])
     if cluster is not None and not cluster.head:
         echo(f"This node has joined the cluster at {cluster.address} as {facts['name']}, with {has}. It is at {facts['address']}.")
@@ -143,7 +188,7 @@ def start(
     echo("  join it in a program     zf.init()")
     echo("  run a program on it      zfabric submit SCRIPT")
     echo("  see what it does         zfabric status")
-    echo("  end it                   zfabric stop")
+    echo(f"  end it                   {'Ctrl-C, or ' if block else ''}zfabric stop")
     echo(f"\nIts session is {facts['session']}")
 
 
@@ -213,15 +258,10 @@ def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
         reason = (launched.session.failure() or launched.failure() or str(error)).strip()
         launched.close()
         forget_failure()  # The user sees it now.
-        if re.match(r"the \w+ (cannot be started|failed).*\n", reason):
-            *_, reason = reason.splitlines()  # The reason is below our own traceback.
-        reason = re.sub(r"^the \w+ cannot be started \([^)]*\): ", "", reason)
-        reason = re.sub(r"^(zfabric\.exceptions\.)?\w+Error: ", "", reason)
-        raise click.ClickException(f"the cluster did not start: {reason}") from None
+        raise click.ClickException(f"the cluster did not start: {_plain(reason)}") from None
     except BaseException:  # Ctrl-C too: end a cluster that was not announced.
         launched.close()
         raise
-    launched.detach()
     membership = launched.session.membership()
     return {
         **({"address": membership.address, "number": membership.number, "name": _name_of(membership)} if membership is not None else {}),
@@ -232,6 +272,14 @@ def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
         "object_store_memory": description["arena_size"],
         "store": description["store"],
     }
+
+
+def _plain(reason: str) -> str:
+    """A recorded failure, without our own traceback and the class of the error."""
+    if re.match(r"the \w+ (cannot be started|failed).*\n", reason):
+        *_, reason = reason.splitlines()  # The reason is below our own traceback.
+    reason = re.sub(r"^the \w+ cannot be started \([^)]*\): ", "", reason)
+    return re.sub(r"^(zfabric\.exceptions\.)?\w+Error: ", "", reason)
 
 
 def _name_of(node: JoinedNode) -> str:
@@ -425,7 +473,7 @@ def _node_rows(nodes: list[dict[str, Any]]) -> list[tuple[object, ...]]:
 
 def _print_status(session: Session, description: dict[str, Any], found: dict[str, Any], nodes: list[dict[str, Any]]) -> None:
     age = span(time.time() - description["created"])
-    kind = "started cluster" if description["kind"] == STARTED else f"cluster of program {description['launcher']}"
+    kind = "started cluster" if session.outlives_programs() else f"cluster of program {description['launcher']}"
     echo(f"{kind}, up {age}, node {found['node']}, session {session.directory}")
     membership = session.membership()
     if membership is not None:

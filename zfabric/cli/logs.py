@@ -17,7 +17,7 @@ from zfabric.exceptions import FabricError
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.lines import Lines
 from zfabric.runtime.log_files import ROTATED, LocalLogFiles, LogFiles, RemoteLogFiles
-from zfabric.runtime.session import STARTED, Session
+from zfabric.runtime.session import Session
 
 LOOK_EVERY = 0.2
 """Seconds between reads."""
@@ -71,7 +71,7 @@ def logs(address: str | None, ended: str | None, follow: bool, pid: int | None, 
     if daemon and (pid is not None or job is not None):
         raise click.UsageError(f"--daemon and --{'worker' if pid is not None else 'job'} exclude each other")
     session = looked_at(address, ended)
-    reading = Reading({}, {}, {}, job, session.kind() == STARTED)
+    reading = Reading({}, {}, {}, job, session.outlives_programs())
     with contextlib.ExitStack() as stack:
         nodes = _nodes(session, ended, stack)
         shown = 0

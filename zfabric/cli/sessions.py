@@ -51,7 +51,7 @@ def about(session: Session) -> str:
     except FabricError:
         return "just starting or ending"
     age = span(time.time() - description["created"])
-    if description["kind"] == "started":
+    if session.outlives_programs():
         return f"started {age} ago"
     return f"of program {description['launcher']}, {age} old"
 

@@ -40,7 +40,7 @@ from zfabric.protocol.messages import Envelope
 from zfabric.protocol.names import brief
 from zfabric.runtime.lines import CRASH
 from zfabric.runtime.logs import LogRow, LogTailer, log, note_worker
-from zfabric.runtime.session import LOOPBACK, Session, new_incarnation
+from zfabric.runtime.session import LOOPBACK, STOP, Session, new_incarnation
 from zfabric.runtime.slots import Slots
 from zfabric.runtime.storage import Storage
 from zfabric.runtime.supervision import Supervision
@@ -567,7 +567,7 @@ def _share(room: tuple[int, int]) -> float:
 
 
 def run(session_directory: str, channel_fd: int, daemons: int) -> None:
-    """Run the daemon until SIGTERM."""
+    """Run the daemon until ``STOP``."""
     open_more_files()
     try:
         daemon = Daemon(Session(session_directory), channel_fd, daemons)
@@ -578,7 +578,7 @@ def run(session_directory: str, channel_fd: int, daemons: int) -> None:
         daemon.stopping = True
         os.eventfd_write(daemon.wakeup, 1)
 
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(STOP, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         daemon.run()

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import msgpack
 
-from zfabric.adapters import processes
+from zfabric.adapters import processes, termination
 from zfabric.adapters.cached_directories import CachedDirectory
 from zfabric.protocol.options import RUNTIME_ENV_VARIABLE
 from zfabric.runtime import worker_process
@@ -37,7 +37,11 @@ def requirements_of(environment: Iterable[tuple[str, str]]) -> Requirements | No
 def become(specification: Specification, found: CachedDirectory, request: tuple[Any, ...]) -> NoReturn:
     """Go on as a worker with this environment, which stays while the worker lives."""
     token, job, environment, threads = request
-    content = (specification.directory, specification.worker, sys.path, site_of(found.path), token, job, environment, threads, found.lock)
+    is_notice = termination.is_disregarded()
+    if is_notice:
+        termination.hold()
+    paths = sys.path, site_of(found.path)
+    content = (specification.directory, specification.worker, *paths, token, job, environment, threads, found.lock, is_notice)
     descriptor = os.memfd_create("worker")  # Other users can read arguments and variables.
     with open(descriptor, "wb", closefd=False) as file:
         file.write(msgpack.packb(content, unicode_errors="surrogateescape"))
@@ -65,8 +69,10 @@ def main() -> NoReturn:
     def body() -> None:
         with open(descriptor, "rb") as file:
             content = msgpack.unpackb(file.read(), use_list=False, unicode_errors="surrogateescape")
-        directory, entry, paths, site, token, job, environment, threads, lock = content
+        directory, entry, paths, site, token, job, environment, threads, lock, is_notice = content
         os.set_inheritable(lock, False)
+        if is_notice:
+            termination.disregard()
         worker_process.site = site
         sys.path[:] = put_on_path(site, paths)
         processes.set_name("zf-worker")

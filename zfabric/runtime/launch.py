@@ -1,4 +1,4 @@
-"""Starts and ends a session, for ``init()`` (embedded) and ``zfabric start`` (lasting).
+"""Starts and ends a session, for ``init()`` (embedded) and ``zfabric start`` (lasting, or with ``--block`` foreground).
 
 In a cold process the first result must arrive within 400 ms of ``init()``. So a launch makes the session's directory, spawns the
 supervisor, and pipes the specification: other users could read ``argv`` and the environment. Meanwhile the client loads its modules, then
@@ -23,9 +23,11 @@ from zfabric.protocol.names import check_length
 from zfabric.runtime.logs import tail
 from zfabric.runtime.session import (
     EMBEDDED,
+    FOREGROUND,
     KEEP_VARIABLE,
     LOOPBACK,
     STARTED,
+    STOP,
     ClusterSettings,
     Session,
     Specification,
@@ -128,7 +130,7 @@ class Launched:
                 )
 
     def request_end(self) -> None:
-        """Close the lifeline of an embedded session."""
+        """Close the lifeline, with which a session ends unless its kind is "started"."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
@@ -161,10 +163,10 @@ def launch(
 ) -> Launched:
     """Start a session and return at once. Its daemon is ready when ``Session.daemon()`` names it; ``failure()`` describes a failed start.
 
-    ``kind`` "embedded" ends with this process, "started" with ``stop``. ``arena_size`` is in bytes (-1: as configured, 0: none). ``paths``
-    is the workers' ``sys.path``, by default this process's; ``labels`` are of a lone node; ``transfer`` and ``warm`` are as in
-    ``Specification``; ``base`` is for temporary files. With ``cluster`` the session is a node of one; a head without a key file gets one.
-    ``ZFABRIC_KEEP`` in the environment retains logs and tables.
+    ``kind`` "embedded" and "foreground" end with this process, "started" with ``stop``. ``arena_size`` is in bytes (-1: as configured, 0:
+    none). ``paths`` is the workers' ``sys.path``, by default this process's; ``labels`` are of a lone node; ``transfer`` and ``warm`` are
+    as in ``Specification``; ``base`` is for temporary files. With ``cluster`` the session is a node of one; a head without a key file gets
+    one. ``ZFABRIC_KEEP`` in the environment retains logs and tables.
 
     Raises FabricError if the session cannot be made, ConfigError if ``config`` names a missing directory or more than the machine has, and
     what ``runtime.cluster`` raises.
@@ -383,7 +385,7 @@ def stop(session: Session, timeout: float = 10.0) -> bool:
     if pidfd is None:
         return False
     try:
-        processes.signal_pidfd(pidfd, signal.SIGTERM)
+        processes.signal_pidfd(pidfd, STOP if session.kind() == FOREGROUND else signal.SIGTERM)
         if not processes.wait_pidfd(pidfd, timeout):
             processes.signal_pidfd(pidfd, signal.SIGKILL)
             processes.wait_pidfd(pidfd, 1.0)

@@ -29,6 +29,7 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import stat
 import struct
 import time
@@ -52,7 +53,10 @@ SOCKET_PATH_MAX = 100
 """The kernel permits 107 bytes, and ZeroMQ adds a prefix."""
 _FIXED_PART = len("/zfabric-4294967295/s-00000000/sockets/") + 2 * INCARNATION_BYTES + len(SUFFIX)
 
-EMBEDDED, STARTED = "embedded", "started"
+EMBEDDED, FOREGROUND, STARTED = "embedded", "foreground", "started"
+"""Kinds of sessions. Programs find the last two; the first two end with their launcher."""
+STOP = signal.SIGUSR1
+"""Ends a daemon in order, or a foreground session. SIGTERM may come from Slurm or systemd, which send it to every process."""
 KEEP_VARIABLE = "ZFABRIC_KEEP"
 """Unless "" or "0", logs and tables outlive sessions of this process."""
 TCP = "tcp://"
@@ -121,10 +125,10 @@ class JoinedNode(NamedTuple):
 class Specification(NamedTuple):
     """What a launcher sends to its supervisor.
 
-    ``directory`` is the session's. ``kind`` "embedded" ends with the launcher, "started" when stopped. ``launcher`` (pid) and
-    ``launcher_started`` (start ticks) name the launching process. ``labels`` are of a lone node. ``arena_size`` is in bytes (-1: as
-    configured, 0: none). ``paths`` is the workers' ``sys.path`` (empty: the supervisor's). ``daemon`` and ``worker`` are "module:function";
-    ``imports`` are loaded before processes are forked.
+    ``directory`` is the session's. ``kind`` "embedded" and "foreground" end with the launcher, "started" when stopped. ``launcher`` (pid)
+    and ``launcher_started`` (start ticks) name the launching process. ``labels`` are of a lone node. ``arena_size`` is in bytes (-1: as
+    configured, 0: none). ``paths`` is the workers' ``sys.path`` (empty: the supervisor's). ``daemon`` and ``worker`` are
+    "module:function"; ``imports`` are loaded before processes are forked.
     """
 
     directory: str
@@ -246,11 +250,15 @@ class Session:
         return _loaded(f"{self.directory}/session.json")
 
     def kind(self) -> str:
-        """The kind, "embedded" or "started", of any version; "" if unknown."""
+        """The kind, "embedded", "foreground" or "started", of any version; "" if unknown."""
         try:
             return str(self._written().get("kind", ""))
         except (OSError, *DAMAGED):
             return ""
+
+    def outlives_programs(self) -> bool:
+        """Whether ``zfabric start`` began this session, which programs join."""
+        return self.kind() in (FOREGROUND, STARTED)
 
     def supervisor(self) -> tuple[int, int]:
         """The supervisor's pid and start ticks, of any version. Raises FabricError."""
@@ -364,7 +372,7 @@ class Session:
         """Leave the directory, without keys, for readers of ``failure``. Of a started node, record ``last_failure``."""
         self._remove_keys()
         with suppress(OSError, ValueError, FabricError):
-            if self.kind() == STARTED:
+            if self.outlives_programs():
                 facts = {"session": self.identifier, "reason": self.failure(), "ended": time.time()}
                 _replace(f"{os.path.dirname(self.directory)}/{LAST_FAILURE}", json.dumps(facts).encode(errors="replace"))
 
@@ -570,7 +578,7 @@ def _has_just_failed(directory: str) -> bool:
 
 def started_session(base: str | None = None) -> Session | None:
     """The latest living session of ``zfabric start``, or its cluster's oldest node here."""
-    started = [session for session in find_sessions(base) if session.kind() == STARTED]
+    started = [session for session in find_sessions(base) if session.outlives_programs()]
     latest = started[-1] if started else None
     membership = latest.membership() if latest is not None else None
     if membership is None:

@@ -21,7 +21,7 @@ _SEND_BUFFER = 2**20
 """Requested bytes; the kernel may grant less. Larger packets cannot be sent."""
 
 ENDING = "ending"
-"""The supervisor's last packet. SIGTERM follows."""
+"""The supervisor's last packet. ``STOP`` follows."""
 _EVENTS: dict[str, Any] = {kind.__name__: kind for kind in (WorkerSpawned, ProcessDied, ProcessTable)}
 
 

@@ -9,6 +9,7 @@ Lifetimes:
 * everything on the node dies with the supervisor (``PR_SET_PDEATHSIG``);
 * workers and template outlive the daemon; a new daemon gets the list of workers;
 * an embedded session ends with the lifeline pipe or the launcher itself (a forked process may hold the pipe), a started one at SIGTERM;
+* a foreground session ends with its launcher, too; at SIGTERM, which all its processes may receive, the launcher drains it;
 * processes that workers leave behind are inherited (subreaper), and end with the session.
 
 A dead child's group is killed before the child is reaped: a zombie's pid and group id are nobody else's.
@@ -30,7 +31,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from zfabric.adapters import processes
+from zfabric.adapters import processes, termination
 from zfabric.config import Config
 from zfabric.exceptions import FabricError
 from zfabric.machines.supervisor import RestartPolicy
@@ -38,7 +39,7 @@ from zfabric.protocol.messages import PROTOCOL_VERSION
 from zfabric.protocol.options import MEMORY
 from zfabric.runtime import template, worker_process
 from zfabric.runtime.logs import log, log_path, tail
-from zfabric.runtime.session import EMBEDDED, TCP, Session, Specification, new_incarnation
+from zfabric.runtime.session import FOREGROUND, STARTED, STOP, TCP, Session, Specification, new_incarnation
 from zfabric.runtime.session_files import LOOK_SECONDS, SessionFiles
 from zfabric.runtime.supervision import ENDING, Channel
 
@@ -58,9 +59,10 @@ DAEMON, TEMPLATE, AGENT = "daemon", "template", "transfer"
 AGENT_ENTRY = "zfabric.runtime.transfer:run"
 REAP_SECONDS = 0.001
 """Seconds between checks whether a dead daemon's agent has ended: it may write into the arena."""
-_SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
+_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, STOP)
 STOPPED = "the cluster was stopped (`zfabric stop`, or SIGTERM to its supervisor)"
 PROGRAM_ENDED = "the program that had started the cluster has ended, or has ended the cluster"
+COMMAND_ENDED = "`zfabric start --block`, with which the node ends, has ended"
 
 
 class Supervisor:
@@ -136,14 +138,15 @@ class Supervisor:
         self._register(self._wakeup, self._on_signals)
 
     def _watch_launcher(self) -> None:
-        if self._specification.kind != EMBEDDED:
+        if self._specification.kind == STARTED:
             return
-        self._register(LIFELINE, lambda: self._request_end(PROGRAM_ENDED))
+        reason = COMMAND_ENDED if self._specification.kind == FOREGROUND else PROGRAM_ENDED
+        self._register(LIFELINE, lambda: self._request_end(reason))
         launcher = processes.open_pidfd(self._specification.launcher, self._specification.launcher_started)
         if launcher is None:
-            self._request_end(PROGRAM_ENDED)
+            self._request_end(reason)
         else:
-            self._register(launcher, lambda: self._request_end(PROGRAM_ENDED))
+            self._register(launcher, lambda: self._request_end(reason))
 
     def _prepare(self) -> None:
         """Make the arena, write the description, and import shared modules."""
@@ -238,7 +241,7 @@ class Supervisor:
             if pid:
                 processes.kill_group(pid)
         if self._daemon:
-            os.kill(self._daemon, signal.SIGTERM)
+            os.kill(self._daemon, STOP)
         deadline = time.monotonic() + ORDERLY_SECONDS
         while self._daemon and (patience := deadline - time.monotonic()) > 0:
             for descriptor, _ in self._epoll.poll(patience):
@@ -280,7 +283,7 @@ class Supervisor:
             numbers = os.read(self._wakeup, 4096)
         except BlockingIOError:
             return
-        if signal.SIGTERM in numbers:
+        if STOP in numbers or (signal.SIGTERM in numbers and self._specification.kind != FOREGROUND):
             self._request_end(STOPPED)
         if signal.SIGCHLD in numbers:
             self._reap()
@@ -553,6 +556,8 @@ class Supervisor:
         signal.set_wakeup_fd(-1)
         for number in (*_SIGNALS, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
+        if self._specification.kind == FOREGROUND:
+            termination.disregard()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         processes.die_with_parent(self._pid)
         processes.set_name(f"zf-{name}")

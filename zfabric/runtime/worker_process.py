@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 
-from zfabric.adapters import namespaces, numeric_threads
+from zfabric.adapters import namespaces, numeric_threads, termination
 from zfabric.adapters.processes import flush_output
 from zfabric.protocol.options import RUNTIME_ENV_VARIABLE
 from zfabric.runtime import interface
@@ -34,6 +34,7 @@ def begin(environment: Iterable[tuple[str, str]], threads: int) -> None:
     """Set signals, variables and numeric threads before user code is loaded."""
     namespaces.mirror()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Only libraries send it here, on purpose.
+    termination.restore_in_forks()
     faulthandler.enable()
     os.environ.update(environment)
     # It repeats all other variables: child processes could not inherit so much in one.

@@ -1,0 +1,156 @@
+"""A node in the foreground: ``zfabric start --block``, for Slurm, systemd and containers.
+
+The node ends with this process, however that ends (the lifeline of ``launch``). SIGTERM, or a first Ctrl-C, is a notice: this process
+drains the node, waits at most the grace period, and ends it. A node that cannot be drained ends at once: the head, which takes the
+cluster with it, and a lone node. As PID 1 of a container, this process collects what orphans leave.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from zfabric.exceptions import FabricError
+from zfabric.protocol.effects import DRAINED
+from zfabric.runtime.connect import drain_node
+from zfabric.runtime.launch import Launched
+from zfabric.runtime.session import forget_failure
+
+GRACE_SECONDS = 25.0
+"""Seconds of a drain after SIGTERM, by default: less than the 30 s after which Slurm and Kubernetes kill."""
+END_SECONDS = 2.0
+"""Seconds beyond the grace period for a daemon that does not answer."""
+_NOTICES = (signal.SIGTERM, signal.SIGINT)
+
+
+class Notified(BaseException):
+    """SIGTERM arrived before the node had started."""
+
+
+class _Overdue(BaseException):
+    """The grace period is over, and the daemon has not answered."""
+
+
+@contextmanager
+def notified() -> Iterator[None]:
+    """Raise ``Notified`` inside at the first SIGTERM; later ones do nothing."""
+
+    def arrive(number: int, frame: Any) -> NoReturn:
+        signal.signal(signal.SIGTERM, _do_nothing)
+        raise Notified
+
+    former = signal.signal(signal.SIGTERM, arrive)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def run_until_end(launched: Launched, grace: float, say: Callable[[str], None]) -> str:
+    """Wait for the end of a foreground session; drain it at SIGTERM or SIGINT.
+
+    ``grace`` is in seconds. ``say`` receives lines for people. Return "" if the node was stopped or drained, else why it ended. Only the
+    main thread calls this, once: it replaces the handlers of SIGTERM, SIGINT and SIGCHLD.
+    """
+    number, code = _wait(launched)
+    if number is not None:
+        _end(launched, grace, signal.Signals(number).name, say)
+        return ""
+    reason = launched.failure() if code else ""
+    if reason and DRAINED not in reason:
+        return reason
+    say(f"the node has ended: it was {'drained' if reason else 'stopped'}")
+    launched.close()
+    forget_failure()
+    return ""
+
+
+def _wait(launched: Launched) -> tuple[int | None, int]:
+    """The notice that arrived, or None and the supervisor's exit code."""
+    readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    for number in (*_NOTICES, signal.SIGCHLD):
+        if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGINT:  # Shells start background commands without SIGINT.
+            signal.signal(number, _do_nothing)
+    poll = select.poll()
+    poll.register(readable, select.POLLIN)
+    try:
+        while True:
+            code = _reap(launched.pid)
+            if code is not None:
+                return None, code
+            poll.poll()
+            arrived = os.read(readable, 4096)
+            for number in _NOTICES:
+                if number in arrived:
+                    return number, 0
+    finally:
+        signal.set_wakeup_fd(-1)
+        os.close(readable)
+        os.close(writable)
+
+
+def _reap(supervisor: int) -> int | None:
+    """Collect all children that have ended: PID 1 has those of others, too. Return the supervisor's exit code, or None."""
+    code = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return code
+        if pid == supervisor:
+            code = os.waitstatus_to_exitcode(status)
+        if not pid:
+            return code
+
+
+def _end(launched: Launched, grace: float, notice: str, say: Callable[[str], None]) -> None:
+    """Drain the node for at most ``grace`` seconds, then end it. SIGINT ends it at once."""
+    cluster = launched.session.cluster()
+    try:
+        if cluster is None or cluster.head:
+            say(f"{notice}: the cluster ends")
+        else:
+            say(f"{notice}: draining this node for at most {grace:g} s; Ctrl-C ends it at once")
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            say(_drain(launched, grace))
+    except KeyboardInterrupt:
+        say("interrupted: the node ends without waiting for its tasks")
+    finally:
+        signal.signal(signal.SIGINT, _do_nothing)
+        launched.close()
+        forget_failure()
+
+
+def _drain(launched: Launched, grace: float) -> str:
+    """Drain the node; say in a sentence how that ended."""
+    left: dict[str, Any] = {}
+
+    def overdue(number: int, frame: Any) -> NoReturn:
+        raise _Overdue
+
+    signal.signal(signal.SIGALRM, overdue)
+    signal.setitimer(signal.ITIMER_REAL, grace + END_SECONDS)
+    try:
+        in_time = drain_node(launched.session, str(launched.session.describe()["node"]), grace, force=True, report=left.update)
+    except _Overdue:
+        return f"the node ends undrained: its daemon did not answer within {grace:g} s"
+    except FabricError as error:
+        return f"the node ends undrained: {error}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+    return "drained" if in_time else f"the node ends after {grace:g} s with what was left on it: {_listed(left)}"
+
+
+def _listed(left: dict[str, Any]) -> str:
+    """What a drain has left, in words: tasks, values, actors by name."""
+    counted = [f"{left[what]} {what if left[what] != 1 else what[:-1]}" for what in ("tasks", "values") if left[what]]
+    return ", ".join([*counted, *(f"the actor {each}" for each in left["actors"])]) or "nothing"
+
+
+def _do_nothing(number: int, frame: Any) -> None:
+    pass
