@@ -90,6 +90,8 @@ class Config:
     """Most workers beyond the node's CPUs that are started while others are blocked."""
     worker_idle_seconds: float = 60.0
     """An idle worker beyond the node's CPUs is ended after this long."""
+    node_idle_seconds: float = 0.0
+    """A node of several, except the head, drains itself after this long without tasks, actors, programs and placement groups; 0: never."""
     worker_start_seconds: float = 30.0
     """A worker that has not registered after this long is replaced."""
     stream_buffered: int = 16

@@ -21,6 +21,7 @@ from typing import NamedTuple
     QUERIES,
     GROUPS,
     CONFIRMING,
+    IDLENESS,
     FLUSHING,
     HEARTBEATS,
     HOLDING_ROOM,
@@ -30,7 +31,7 @@ from typing import NamedTuple
     SHUTDOWN,
     DIRECT,
     BACKPRESSURE,
-) = range(23)
+) = range(24)
 """What has deadlines, in the order in which those that have passed are applied."""
 
 

@@ -455,6 +455,7 @@ class LocalScheduler:
             due.QUERIES: Timed(self.cluster_queries.next_deadline, self.cluster_queries.tick),
             due.GROUPS: Timed(self.groups.next_deadline, self.groups.tick),
             due.CONFIRMING: Timed(lambda: self.call_results.confirm_at, self.call_results.tick),
+            due.IDLENESS: Timed(lambda: self.draining.look_at, self.draining.tick),
             due.FLUSHING: Timed(lambda: self._flush_at),
             due.HEARTBEATS: Timed(self.heartbeats.next_deadline),
             due.HOLDING_ROOM: Timed(self.placement.next_deadline),

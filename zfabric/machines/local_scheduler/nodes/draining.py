@@ -6,6 +6,8 @@ tasks whose home is here. Actors of other homes that may be made again end after
 
 Values that only this node has are copied. A value of another home is copied to that home, a value of this home to a node that holds refs to
 it. Once this node has left, the home of the job adopts such values from there (``failover``).
+
+With ``node_idle_seconds`` a node that has been idle for that long drains itself.
 """
 
 from __future__ import annotations
@@ -15,17 +17,21 @@ from typing import Any
 from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.due import IDLENESS
 from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.guests import Guests
 from zfabric.machines.local_scheduler.nodes.placement.back import Returns
-from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, BorrowedRecord, Elsewhere, JobRecord, Stored
+from zfabric.machines.local_scheduler.records import DONE, IDLE, PENDING, AnyObject, BorrowedRecord, Elsewhere, JobRecord, Stored
 from zfabric.machines.local_scheduler.references import holders_of
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import DRAINED, EndNode
 from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import DEAD
+
+LOOK_SECONDS = 1.0
+"""Seconds between looks whether the node is idle; less if it drains itself after a few seconds."""
 
 
 class Draining:
@@ -40,6 +46,12 @@ class Draining:
         self.actors = actors
         self.guests = guests
         self.groups = groups
+        self.look_at: float | None = 0.0 if tables.config.node_idle_seconds else None
+        """When to look next whether this node is idle; None if it stays then."""
+        if self.look_at is not None:
+            tables.deadlines.note(IDLENESS, self.look_at)
+        self._busy_at = 0.0
+        """The last look at which this node was not idle."""
         self._ended = False
         self._asked: set[bytes] = set()
         """Nodes that were asked whether they have received everything, since nothing is left here."""
@@ -80,6 +92,27 @@ class Draining:
         tasks, values = self._tasks(), self._values()
         actors = [self._described(each) for each in self._actors()]
         return {"tasks": tasks, "values": len(values), "actors": actors, "ended": self._ended}
+
+    def tick(self, now: float) -> None:
+        """Begin to drain this node once it has been idle for ``node_idle_seconds``."""
+        if self.look_at is None or now < self.look_at:
+            return
+        patience = self.tables.config.node_idle_seconds
+        self.look_at = now + min(LOOK_SECONDS, patience / 4)
+        if not self._is_idle():
+            self._busy_at = now
+        elif now >= patience + max([self._busy_at, *(worker.idle_since for worker in self.tables.workers.values())]):
+            self.look_at = None
+            self.drain(now)
+
+    def _is_idle(self) -> bool:
+        """Whether this node has joined and does nothing for anybody. Values do not count: others copy them."""
+        tables = self.tables
+        if not tables.nodes or tables.head == tables.node or tables.recovering or tables.bundles or self._actors():
+            return False
+        if any(worker.state != IDLE for worker in tables.workers.values()):
+            return False
+        return not self._tasks() and not any(job.driver for job in tables.jobs.values() if not job.home and not job.ended)
 
     def end_of_turn(self, now: float) -> None:
         """Give away what can be given away, and leave once nothing is left."""
