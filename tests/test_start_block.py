@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
+import socket
 import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from command_line import PATIENCE, ZFABRIC, Place
-from faults import descendants, eventually, gone, on_node
+from faults import descendants, eventually, failure, gone, name_of, on_node
+from files import wait_for_file
 
 import zfabric as zf
+from zfabric.adapters.processes import children
+from zfabric.cli.main import program
 from zfabric.runtime.session import Session
 
 SMALL = ("--num-cpus", "1", "--object-store-memory", "32MB")
@@ -46,17 +55,16 @@ class Foreground:
         _, errors = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, errors
 
+    def says(self) -> str:
+        """The next line on standard error."""
+        assert self.process.stderr is not None
+        return self.process.stderr.readline()
+
     def signal_all(self, number: int = signal.SIGTERM) -> None:
         """Send a signal to every process of the node, as Slurm does."""
         for pid in (*descendants(self.process.pid), self.process.pid):
-            with_no_error(pid, number)
-
-
-def with_no_error(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 @contextmanager
@@ -75,9 +83,7 @@ def nothing_left(place: Place, facts: dict[str, Any]) -> bool:
 
 
 @pytest.fixture
-def place(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Place]:
-    import tempfile
-
+def place() -> Iterator[Place]:
     with tempfile.TemporaryDirectory(prefix="zf-", dir="/tmp") as directory:
         yield Place(directory)
 
@@ -102,23 +108,18 @@ def test_every_process_gets_sigterm_and_a_running_task_ends_first(cluster: zf.Lo
 
     @zf.remote(max_retries=0)
     def runs_on(begun: str, signalled: str) -> str:
-        import multiprocessing
-        import subprocess
-        import time
-
         Path(begun).touch()
-        while not os.path.exists(signalled):
-            time.sleep(0.005)
+        wait_for_file(signalled)
         # Programs and processes that a task starts still end at SIGTERM.
-        program = subprocess.Popen(["sleep", "100"])
-        program.terminate()
+        started = subprocess.Popen(["sleep", "100"])
+        started.terminate()
         with multiprocessing.get_context("fork").Pool(1) as pool:
             assert pool.map(abs, [-1]) == [1]
         forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(100,))
         forked.start()
         forked.terminate()
         forked.join()
-        return f"{program.wait()} {forked.exitcode}"
+        return f"{started.wait()} {forked.exitcode}"
 
     with foreground(place, *joining(cluster)) as node:
         facts = node.await_start()
@@ -160,16 +161,97 @@ def test_the_node_ends_with_its_command_however_that_ends(place: Place) -> None:
         eventually(lambda: nothing_left(place, facts), "the node has ended, too")
 
 
-def test_a_head_ends_its_cluster_at_sigterm(place: Place) -> None:
+def test_a_node_waits_for_its_head_and_ends_with_it(place: Place) -> None:
     key = f"{place.directory}/cluster.key"
-    with foreground(place, "--head", "--port", "0", "--key-file", key) as head:
-        facts = head.await_start()
-        with foreground(place, "--address", facts["address"], "--key-file", key) as node:
+    place.run("keys", "create", key)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    join = "--address", address, "--key-file", key
+    assert f"Error: no cluster is at {address}: " in place.run("start", "--block", *join, "--wait", "0", code=1).stderr
+    with foreground(place, *join, "--wait", str(PATIENCE)) as node:
+        assert node.says().startswith(f"no cluster is at {address}: ")
+        assert node.says() == f"waiting for the head, at most {PATIENCE:g} s\n"
+        with foreground(place, "--head", "--port", address.rpartition(":")[2], "--key-file", key) as head:
+            facts = head.await_start()
             node.await_start()
             head.signal_all()
             assert head.end() == (0, "SIGTERM: the cluster ends\n")
             code, errors = node.end()
-            print(errors)
-            assert code == 1
-            assert errors.startswith("Error: the node has ended: ")
+            assert (code, "Error: the node has ended: " in errors) == (1, True), errors
             assert nothing_left(place, facts)
+
+
+def test_a_drain_ends_after_the_grace_period_or_at_a_second_interrupt(cluster: zf.LocalCluster, place: Place, tmp_path: Path) -> None:
+    @zf.remote(max_retries=0)
+    def endless(path: str) -> None:
+        Path(path).touch()
+        wait_for_file(path + ".never")
+
+    for number, grace, expected in (
+        (signal.SIGTERM, 0.2, "the node ends after 0.2 s with what was left on it: 1 task\n"),
+        (signal.SIGINT, PATIENCE, "interrupted: the node ends without waiting for its tasks\n"),
+    ):
+        with foreground(place, *joining(cluster), "--grace", str(grace)) as node:
+            begun = tmp_path / str(number)
+            lost = endless.options(scheduling_strategy=on_node(node.await_start()["node"])).remote(str(begun))
+            eventually(begun.exists, "the task runs")
+            node.process.send_signal(number)
+            assert node.says() == f"{signal.Signals(number).name}: draining this node for at most {grace:g} s; Ctrl-C ends it at once\n"
+            if number == signal.SIGINT:
+                node.process.send_signal(number)
+            assert node.end() == (0, expected)
+            assert isinstance(failure(lost), zf.FabricError)
+
+
+def test_an_idle_node_drains_itself(cluster: zf.LocalCluster, place: Place) -> None:
+    task = zf.remote(max_retries=0, resources={"special": 1})(time.sleep).remote(1.5)  # It waits for the node: else that may leave first.
+    with foreground(place, *joining(cluster), "--resources", '{"special": 1}', "--idle-timeout", "1") as node:
+        facts = node.await_start()
+        assert zf.get(task, timeout=PATIENCE) is None
+        assert node.end() == (0, "the node has ended: it was drained\n")
+        assert nothing_left(place, facts)
+
+
+def test_as_the_first_process_of_a_container_it_collects_orphans(place: Place) -> None:
+    unshare = ("unshare", "--pid", "--mount-proc", "--fork", "--kill-child")
+    if os.geteuid() or subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("PID NAMESPACES CANNOT BE MADE HERE: `zfabric start --block` as PID 1 is not tested")
+    with foreground(place, prefix=unshare) as node:
+        facts = node.await_start()
+        assert facts["pid"] < 100, "a number of the namespace"
+        (first,) = descendants(node.process.pid)[:1]
+        enter = ("nsenter", "--target", str(first), "--pid", "--mount")
+        subprocess.run([*enter, "sh", "-c", "sleep 1000 >/dev/null 2>&1 &"], check=True)
+        (orphan,) = eventually(lambda: [pid for pid in children(first) if name_of(pid) == "sleep"], "it has the orphan")
+        os.kill(orphan, signal.SIGKILL)
+        eventually(lambda: len(children(first)) == 1, "the orphan is collected")
+        os.kill(first, signal.SIGTERM)
+        assert node.end() == (0, "SIGTERM: the cluster ends\n")
+        assert not os.path.exists(facts["session"])
+
+
+def test_a_notice_is_not_missed_by_a_process_that_becomes_another_program() -> None:
+    """As workers with packages of their own do."""
+    after = "from zfabric.adapters import termination; termination.disregard(); print('alive')"
+    before = (
+        "import os, signal, sys; from zfabric.adapters import termination; termination.disregard(); termination.hold(); "
+        "os.kill(os.getpid(), signal.SIGTERM); os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
+    )
+    assert subprocess.run([sys.executable, "-c", before, after], capture_output=True, text=True, check=True).stdout == "alive\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("--grace", "--grace: only a node in the foreground waits after SIGTERM; add --block"),
+        ("--wait", "--wait: only a node that joins a cluster waits for its head; add --address"),
+        ("--idle-timeout", "--idle-timeout: only a node that joins a cluster leaves it; add --address"),
+    ],
+)
+def test_options_that_do_nothing_are_refused(option: str, text: str) -> None:
+    refused = CliRunner().invoke(program, ["start", option, "5"])
+    assert (refused.exit_code, text in refused.output) == (2, True), refused.output
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

@@ -40,7 +40,13 @@ from zfabric.runtime.session import (
     where_looked,
 )
 
+RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 0.1, 1.0
+"""Seconds between attempts to join (``--wait``), which grow."""
 _NODE_ID = re.compile("[0-9a-fA-F]{16}")
+
+
+class NotStartedError(click.ClickException):
+    """The node has ended before it was ready."""
 
 
 def _labels(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -82,6 +88,15 @@ def _node_name(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @cluster_options
 @click.option("--store", metavar="DIR", help="Directory of the control store, which remains when the cluster is stopped.")
 @click.option("--namespace", metavar="NAME", default="", help="Default namespace of programs.")
+@click.option(
+    "--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="With --address: try for so long to reach the head and to join."
+)
+@click.option(
+    "--idle-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="With --address: the node drains itself after so long without work.",
+)
 @click.option("--block", is_flag=True, help="Stay in the foreground: the node ends with this command. SIGTERM drains it.")
 @click.option(
     "--grace",
@@ -107,6 +122,8 @@ def start(
     config: dict[str, Any],
     store: str | None,
     namespace: str,
+    wait: float | None,
+    idle_timeout: float | None,
     block: bool,
     grace: float | None,
     as_json: bool,
@@ -122,7 +139,11 @@ def start(
         raise click.BadParameter(f"{namespace!r} is not UTF-8", param_hint="--namespace")
     if grace is not None and not block:
         raise click.UsageError("--grace: only a node in the foreground waits after SIGTERM; add --block")
-    settings = Config.of(config)
+    if wait is not None and not address:
+        raise click.UsageError("--wait: only a node that joins a cluster waits for its head; add --address")
+    if idle_timeout is not None and not address:
+        raise click.UsageError("--idle-timeout: only a node that joins a cluster leaves it; add --address")
+    settings = Config.of(config if idle_timeout is None else {**config, "node_idle_seconds": idle_timeout})
 
     def begin() -> Launched:
         with _alone(), _spinner("starting a cluster"):
@@ -146,10 +167,33 @@ def start(
         print_json(facts) if as_json else _announce(facts, cluster, block)
         return launched
 
+    def begin_in_time() -> Launched:
+        return begin() if wait is None else _repeat(begin, str(address), wait)
+
     if block:
-        _stay(begin, GRACE_SECONDS if grace is None else grace)
+        _stay(begin_in_time, GRACE_SECONDS if grace is None else grace)
     else:
-        begin().detach()
+        begin_in_time().detach()
+
+
+def _repeat(begin: Callable[[], Launched], address: str, seconds: float) -> Launched:
+    """Call ``begin`` until the node has joined, for ``seconds``; print why it has not. Then raises the last error."""
+    from zfabric.runtime.cluster import reach  # Only nodes of several need it.
+
+    until = time.monotonic() + seconds
+    shown, pause = "", RETRY_SECONDS_MIN
+    while True:
+        try:
+            reach(address)  # Outside of ``begin``, which holds up other starts of this user.
+            return begin()
+        except (ConnectionLostError, NotStartedError) as error:
+            if time.monotonic() + pause > until:
+                raise
+            if str(error) != shown:
+                shown = str(error)
+                _say(f"{shown}\nwaiting for the head, at most {seconds:g} s")
+        time.sleep(pause)  # Nobody notifies a node of a head that begins.
+        pause = min(2 * pause, RETRY_SECONDS_MAX)
 
 
 def _stay(begin: Callable[[], Launched], grace: float) -> None:
@@ -258,7 +302,7 @@ def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
         reason = (launched.session.failure() or launched.failure() or str(error)).strip()
         launched.close()
         forget_failure()  # The user sees it now.
-        raise click.ClickException(f"the cluster did not start: {_plain(reason)}") from None
+        raise NotStartedError(f"the cluster did not start: {_plain(reason)}") from None
     except BaseException:  # Ctrl-C too: end a cluster that was not announced.
         launched.close()
         raise

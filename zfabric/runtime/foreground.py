@@ -37,17 +37,17 @@ class _Overdue(BaseException):
 
 @contextmanager
 def notified() -> Iterator[None]:
-    """Raise ``Notified`` inside at the first SIGTERM; later ones do nothing."""
+    """Raise ``Notified`` inside at the first SIGTERM; later ones do nothing. At its end this process is about to exit."""
 
     def arrive(number: int, frame: Any) -> NoReturn:
         signal.signal(signal.SIGTERM, _do_nothing)
         raise Notified
 
-    former = signal.signal(signal.SIGTERM, arrive)
+    signal.signal(signal.SIGTERM, arrive)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, former)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # As it exits, the interpreter restores the default action of all others.
 
 
 def run_until_end(launched: Launched, grace: float, say: Callable[[str], None]) -> str:
@@ -115,8 +115,8 @@ def _end(launched: Launched, grace: float, notice: str, say: Callable[[str], Non
         if cluster is None or cluster.head:
             say(f"{notice}: the cluster ends")
         else:
-            say(f"{notice}: draining this node for at most {grace:g} s; Ctrl-C ends it at once")
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            say(f"{notice}: draining this node for at most {grace:g} s; Ctrl-C ends it at once")
             say(_drain(launched, grace))
     except KeyboardInterrupt:
         say("interrupted: the node ends without waiting for its tasks")
