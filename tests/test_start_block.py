@@ -34,7 +34,7 @@ class Foreground:
     """A running ``zfabric start --block``, with the facts that it has printed."""
 
     def __init__(self, place: Place, *arguments: str, prefix: tuple[str, ...] = (), **more: str) -> None:
-        command = [*prefix, ZFABRIC, "start", "--block", *SMALL, "--json", *arguments]
+        command = ["env", "--default-signal=INT", *prefix, ZFABRIC, "start", "--block", *SMALL, "--json", *arguments]
         self.process = subprocess.Popen(
             command, env={**place.environment, **more}, cwd=place.directory, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
@@ -169,6 +169,11 @@ def test_a_node_waits_for_its_head_and_ends_with_it(place: Place) -> None:
     assert f"Error: no cluster is at {address}: " in place.run("start", "--block", *join, "--wait", "0", code=1).stderr
     with foreground(place, *join, "--wait", str(PATIENCE)) as node:
         assert node.says().startswith(f"no cluster is at {address}: ")
+        node.process.terminate()
+        code, errors = node.end()
+        assert (code, errors.endswith("SIGTERM: the node ends before it has begun\n")) == (0, True), errors
+    with foreground(place, *join, "--wait", str(PATIENCE)) as node:
+        assert node.says().startswith(f"no cluster is at {address}: ")
         assert node.says() == f"waiting for the head, at most {PATIENCE:g} s\n"
         with foreground(place, "--head", "--port", address.rpartition(":")[2], "--key-file", key) as head:
             facts = head.await_start()
@@ -176,7 +181,11 @@ def test_a_node_waits_for_its_head_and_ends_with_it(place: Place) -> None:
             head.signal_all()
             assert head.end() == (0, "SIGTERM: the cluster ends\n")
             code, errors = node.end()
-            assert (code, "Error: the node has ended: " in errors) == (1, True), errors
+            assert code == 1
+            assert errors.endswith(  # It may have waited for more.
+                "Error: the node has ended: the head of the cluster ended with its command, `zfabric start --block`\n"
+                "It can join again once the head runs; --wait has it wait for that.\n"
+            )
             assert nothing_left(place, facts)
 
 
@@ -242,13 +251,14 @@ def test_a_notice_is_not_missed_by_a_process_that_becomes_another_program() -> N
 @pytest.mark.parametrize(
     ("option", "text"),
     [
-        ("--grace", "--grace: only a node in the foreground waits after SIGTERM; add --block"),
-        ("--wait", "--wait: only a node that joins a cluster waits for its head; add --address"),
-        ("--idle-timeout", "--idle-timeout: only a node that joins a cluster leaves it; add --address"),
+        ("--grace=nan", "'nan' is not a time in seconds: write a number from 0 to 10,000,000"),
+        ("--grace=5", "--grace: only a node in the foreground waits after SIGTERM; add --block"),
+        ("--wait=5", "--wait: only a node that joins a cluster waits for its head; add --address"),
+        ("--idle-timeout=5", "--idle-timeout: only a node that joins a cluster leaves it; add --address"),
     ],
 )
 def test_options_that_do_nothing_are_refused(option: str, text: str) -> None:
-    refused = CliRunner().invoke(program, ["start", option, "5"])
+    refused = CliRunner().invoke(program, ["start", option])
     assert (refused.exit_code, text in refused.output) == (2, True), refused.output
 
 

@@ -33,8 +33,9 @@ def is_disregarded() -> bool:
 
 
 def hold() -> None:
-    """Block SIGTERM until ``disregard``, also in the program that this process becomes: ``exec`` restores the default action."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    """If SIGTERM does nothing, block it until ``disregard``: programs that this process starts, or becomes, would end at it."""
+    if is_disregarded():
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
 
 
 def restore_in_forks() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from zfabric.adapters.journal import Journal
-from zfabric.cli.options import WholeNumber, address_option, cluster_options, json_option
+from zfabric.cli.options import Seconds, WholeNumber, address_option, cluster_options, json_option
 from zfabric.cli.output import amount, console, echo, node_amounts, print_json, print_table
 from zfabric.cli.sessions import about, chosen_session, connected
 from zfabric.config import Config
@@ -88,19 +88,17 @@ def _node_name(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @cluster_options
 @click.option("--store", metavar="DIR", help="Directory of the control store, which remains when the cluster is stopped.")
 @click.option("--namespace", metavar="NAME", default="", help="Default namespace of programs.")
-@click.option(
-    "--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="With --address: try for so long to reach the head and to join."
-)
+@click.option("--wait", type=Seconds(), metavar="SECONDS", help="With --address: try for so long to reach the head and to join.")
 @click.option(
     "--idle-timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(),
     metavar="SECONDS",
-    help="With --address: the node drains itself after so long without work.",
+    help="With --address: the node drains itself after so long without work; 0: never.",
 )
 @click.option("--block", is_flag=True, help="Stay in the foreground: the node ends with this command. SIGTERM drains it.")
 @click.option(
     "--grace",
-    type=click.FloatRange(min=0),
+    type=Seconds(),
     metavar="SECONDS",
     help=f"With --block: drain for at most this long after SIGTERM; by default {GRACE_SECONDS:g}.",
 )
@@ -134,15 +132,15 @@ def start(
 
     With --head, other nodes can join it, here or on machines that have its key file: `zfabric start --address ADDRESS --key-file FILE`.
     """
-    cluster = _cluster_settings(head, address, key_file, host, (port, transfer_port), name, labels)
-    if not is_text(namespace):
-        raise click.BadParameter(f"{namespace!r} is not UTF-8", param_hint="--namespace")
     if grace is not None and not block:
         raise click.UsageError("--grace: only a node in the foreground waits after SIGTERM; add --block")
     if wait is not None and not address:
         raise click.UsageError("--wait: only a node that joins a cluster waits for its head; add --address")
     if idle_timeout is not None and not address:
         raise click.UsageError("--idle-timeout: only a node that joins a cluster leaves it; add --address")
+    cluster = _cluster_settings(head, address, key_file, host, (port, transfer_port), name, labels)
+    if not is_text(namespace):
+        raise click.BadParameter(f"{namespace!r} is not UTF-8", param_hint="--namespace")
     settings = Config.of(config if idle_timeout is None else {**config, "node_idle_seconds": idle_timeout})
 
     def begin() -> Launched:
@@ -171,7 +169,8 @@ def start(
         return begin() if wait is None else _repeat(begin, str(address), wait)
 
     if block:
-        _stay(begin_in_time, GRACE_SECONDS if grace is None else grace)
+        advice = "\nIt can join again once the head runs; --wait has it wait for that." if address else ""
+        _stay(begin_in_time, GRACE_SECONDS if grace is None else grace, advice)
     else:
         begin_in_time().detach()
 
@@ -196,8 +195,8 @@ def _repeat(begin: Callable[[], Launched], address: str, seconds: float) -> Laun
         pause = min(2 * pause, RETRY_SECONDS_MAX)
 
 
-def _stay(begin: Callable[[], Launched], grace: float) -> None:
-    """Begin a node and wait for its end. Raises ClickException if it did not end on request."""
+def _stay(begin: Callable[[], Launched], grace: float, advice: str) -> None:
+    """Begin a node and wait for its end. Raises ClickException, with ``advice``, if it did not end on request."""
     launched = None
     try:
         with notified():
@@ -210,7 +209,7 @@ def _stay(begin: Callable[[], Launched], grace: float) -> None:
         if launched is not None:
             launched.close()
     if reason:
-        raise click.ClickException(f"the node has ended: {_plain(reason)}")
+        raise click.ClickException(f"the node has ended: {_plain(reason)}{advice}")
 
 
 def _say(text: str) -> None:

@@ -36,6 +36,24 @@ class WholeNumber(click.ParamType):  # type: ignore[type-arg]  # Generic for typ
         return number
 
 
+class Seconds(click.ParamType):  # type: ignore[type-arg]  # As above.
+    """A time in seconds, up to ``SECONDS_MAX``."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number, or fail."""
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = -1.0
+        if not 0.0 <= seconds <= SECONDS_MAX:  # Not a number is neither.
+            self.fail(f"{value!r} is not a time in seconds: write a number from 0 to {SECONDS_MAX:,.0f}", param, ctx)
+        return seconds
+
+
+SECONDS_MAX = 1e7
+"""Four months: what a timer of the system takes."""
 PID = WholeNumber("pid of a process", 1)
 
 

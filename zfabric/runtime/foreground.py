@@ -73,9 +73,10 @@ def _wait(launched: Launched) -> tuple[int | None, int]:
     """The notice that arrived, or None and the supervisor's exit code."""
     readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-    for number in (*_NOTICES, signal.SIGCHLD):
-        if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGINT:  # Shells start background commands without SIGINT.
-            signal.signal(number, _do_nothing)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, _do_nothing)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # Scripts start commands in the background without it.
+        signal.signal(signal.SIGINT, _do_nothing)
     poll = select.poll()
     poll.register(readable, select.POLLIN)
     try:
@@ -115,13 +116,14 @@ def _end(launched: Launched, grace: float, notice: str, say: Callable[[str], Non
         if cluster is None or cluster.head:
             say(f"{notice}: the cluster ends")
         else:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if signal.getsignal(signal.SIGINT) is _do_nothing:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             say(f"{notice}: draining this node for at most {grace:g} s; Ctrl-C ends it at once")
             say(_drain(launched, grace))
     except KeyboardInterrupt:
         say("interrupted: the node ends without waiting for its tasks")
     finally:
-        signal.signal(signal.SIGINT, _do_nothing)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         launched.close()
         forget_failure()
 

@@ -37,11 +37,8 @@ def requirements_of(environment: Iterable[tuple[str, str]]) -> Requirements | No
 def become(specification: Specification, found: CachedDirectory, request: tuple[Any, ...]) -> NoReturn:
     """Go on as a worker with this environment, which stays while the worker lives."""
     token, job, environment, threads = request
-    is_notice = termination.is_disregarded()
-    if is_notice:
-        termination.hold()
-    paths = sys.path, site_of(found.path)
-    content = (specification.directory, specification.worker, *paths, token, job, environment, threads, found.lock, is_notice)
+    work = specification.worker, token, job, environment, threads
+    content = (specification.directory, sys.path, site_of(found.path), *work, found.lock, termination.is_disregarded())
     descriptor = os.memfd_create("worker")  # Other users can read arguments and variables.
     with open(descriptor, "wb", closefd=False) as file:
         file.write(msgpack.packb(content, unicode_errors="surrogateescape"))
@@ -69,7 +66,7 @@ def main() -> NoReturn:
     def body() -> None:
         with open(descriptor, "rb") as file:
             content = msgpack.unpackb(file.read(), use_list=False, unicode_errors="surrogateescape")
-        directory, entry, paths, site, token, job, environment, threads, lock, is_notice = content
+        directory, paths, site, entry, token, job, environment, threads, lock, is_notice = content
         os.set_inheritable(lock, False)
         if is_notice:
             termination.disregard()

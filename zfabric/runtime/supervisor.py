@@ -62,7 +62,7 @@ REAP_SECONDS = 0.001
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, STOP)
 STOPPED = "the cluster was stopped (`zfabric stop`, or SIGTERM to its supervisor)"
 PROGRAM_ENDED = "the program that had started the cluster has ended, or has ended the cluster"
-COMMAND_ENDED = "`zfabric start --block`, with which the node ends, has ended"
+COMMAND_ENDED = "ended with its command, `zfabric start --block`"
 
 
 class Supervisor:
@@ -140,7 +140,9 @@ class Supervisor:
     def _watch_launcher(self) -> None:
         if self._specification.kind == STARTED:
             return
-        reason = COMMAND_ENDED if self._specification.kind == FOREGROUND else PROGRAM_ENDED
+        cluster = self._specification.cluster
+        what = "cluster" if cluster is None else "head of the cluster" if cluster.head else "node"
+        reason = f"the {what} {COMMAND_ENDED}" if self._specification.kind == FOREGROUND else PROGRAM_ENDED
         self._register(LIFELINE, lambda: self._request_end(reason))
         launcher = processes.open_pidfd(self._specification.launcher, self._specification.launcher_started)
         if launcher is None:

@@ -26,7 +26,7 @@ import time
 from functools import partial
 from typing import Any, NoReturn
 
-from zfabric.adapters import processes
+from zfabric.adapters import processes, termination
 from zfabric.adapters.numeric_threads import VARIABLES
 from zfabric.config import Config
 from zfabric.exceptions import RuntimeEnvSetupError
@@ -191,6 +191,7 @@ def _make_environment(
     """Make or await a worker's environment, and become the worker."""
     token, _, environment, _ = request
     root = f"{session.directory}/environments"
+    termination.hold()  # pip must not end at it, either.
     try:
         found = environment_with(requirements, dict(environment), root, session.config())
     except RuntimeEnvSetupError as error:
