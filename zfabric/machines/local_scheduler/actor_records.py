@@ -1,4 +1,4 @@
-"""Records of actors: each actor, and the log of its calls."""
+"""Records of actors, and of the logs of their calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zfabric.protocol.messages import CREATING, KillActor, RetireActor, Row, Sto
 
 
 class ActorRecord:
-    """One actor, from its creation until no process can refer to it."""
+    """One actor at its home, until no process can refer to it."""
 
     __slots__ = (
         "arguments",
@@ -37,50 +37,50 @@ class ActorRecord:
         self.namespace = namespace
         self.name: str = task.option("name") or ""
         self.arguments: set[bytes] = set()
-        """Objects that its row names, as far as they are retained for restarts."""
+        """Objects of its row that are retained for restarts."""
         self.state = CREATING
         self.worker: WorkerRecord | None = None
         self.lived_before = False
         """Whether it has had an earlier life."""
         self.failure = b""
         self.executing = b""
-        """The call that was running when its last life ended."""
+        """The call that ran when its last life ended."""
         self.lives_on = False
-        """Whether the process of that life lives on, with other actors."""
+        """Whether the process of that life lives, with other actors."""
         self.killed = ""
-        """Why it is to end for good; empty if it is not."""
+        """Why it ends for good; empty if it does not."""
         self.ending: RetireActor | StopDelegated | None = None
-        """The request to end its present life that was sent to the node where it lives: a restarted daemon may not have received it."""
+        """The request to end this life that was sent to its node, in case that node's daemon is restarted."""
         self.unreferenced = False
         """Whether its last handle was dropped."""
         self.retire_at: float | None = None
         self.returning = False
-        """Whether another node may yet report it to this restarted scheduler. Its callers are not notified meanwhile."""
+        """Whether another node may yet report it after a restart; callers are not notified meanwhile."""
         self.watchers: set[bytes] = set()
-        """Processes that call it and are notified of its location."""
+        """Processes that are notified of its location."""
 
     @property
     def id(self) -> bytes:
-        """Id of the actor, which is the id of the task that makes it."""
+        """The actor's id: that of the task that makes it."""
         return self.task.id
 
     @property
     def restarts(self) -> int:
-        """Number of restarts, after a death in ``__init__`` or later: ``max_restarts`` limits their sum."""
+        """Restarts after a death, in ``__init__`` or later; ``max_restarts`` limits them."""
         return self.task.rare.retries if self.task.rare is not None else 0
 
     @property
     def detached(self) -> bool:
-        """Whether it lives on without handles."""
+        """Whether it lives without handles."""
         return bool(self.task.option("detached", False))
 
     @property
     def shared(self) -> bool:
-        """Whether it shares its process with other actors."""
+        """Whether it shares its process."""
         return self.task.function.shared
 
     def wait(self) -> BlockedTask | None:
-        """Its call, or its ``__init__``, that is known to wait; None if there is none."""
+        """Its call, or ``__init__``, that is known to wait; None if there is none."""
         worker = self.worker or self.task.worker
         if worker is None:
             return None
@@ -102,34 +102,34 @@ class ActorRecord:
 
 
 class GuestRecord:
-    """A life on this node of an actor whose home is another one, as long as its process exists."""
+    """A life here of an actor of another home, as long as its process exists."""
 
     __slots__ = ("drained", "ending", "leaving", "task", "worker")
 
     def __init__(self, task: TaskRecord, worker: WorkerRecord) -> None:
         self.task = task
-        """The attempt that has made it. Its home is the submitter."""
+        """The attempt that made it; the submitter is its home."""
         self.worker = worker
         self.ending = ""
         """Why this node ends it for good; empty if it does not."""
         self.leaving = False
-        """Whether it was asked to end, since this node is drained."""
+        """Whether it was asked to end because this node is drained."""
         self.drained = False
-        """Whether it has reported that it ends therefore."""
+        """Whether it has agreed."""
 
     @property
     def id(self) -> bytes:
-        """Id of the actor."""
+        """The actor's id."""
         return self.task.id
 
     @property
     def home(self) -> bytes:
-        """The node that decides what becomes of the actor."""
+        """The node that decides on restarts."""
         return self.task.submitter
 
     @property
     def may_restart(self) -> bool:
-        """Whether its home may make it again."""
+        """Whether its home may restart it."""
         return bool(self.task.option("max_restarts", 0))
 
     @property
@@ -144,27 +144,27 @@ class GuestRecord:
 
 
 class RemoteActorRecord:
-    """An actor of another node that processes of this one call, as its home reports it."""
+    """An actor of another home that processes here call, as its home reports it."""
 
     __slots__ = ("asked", "attempt", "failure", "home", "id", "killed", "node", "row", "state", "watchers")
 
     def __init__(self, identifier: bytes, home: bytes) -> None:
         self.id = identifier
         self.home = home
-        """The node of its record; empty as long as that is not known, which is so if the handle is a weak one."""
+        """Its home; empty while unknown, as for a weak handle."""
         self.asked: set[bytes] = set()
-        """Nodes that were asked whether they are its home, and have not answered."""
+        """Nodes that have not answered whether they are its home."""
         self.node = b""
-        """The node on which it lives, if it does: calls are sent there. It may be this one."""
+        """The node on which it lives, perhaps this one: calls are sent there."""
         self.state = CREATING
         self.attempt = 0
         self.failure = b""
         self.row: Row = ()
-        """Its location as processes here receive it; empty before the first report."""
+        """Its location as sent to processes here; empty before the first report."""
         self.killed: KillActor | None = None
-        """The request to end its present life that was sent to its home: a restarted daemon may not have received it."""
+        """The request to end this life that was sent to its home, in case the home's daemon is restarted."""
         self.watchers: set[bytes] = set()
-        """Processes of this node that call it."""
+        """Processes here that call it."""
 
 
 class LogBlock(NamedTuple):
@@ -172,7 +172,7 @@ class LogBlock(NamedTuple):
 
     last: int
     parts: int
-    """Number of parts of a checkpoint; 0 for a block of rows."""
+    """Parts of a checkpoint; 0 for a block of rows."""
     refs: tuple[bytes, ...]
     made: tuple[bytes, ...] = ()
     """Values that a replay of these rows makes again."""
@@ -185,7 +185,7 @@ class LogBlock(NamedTuple):
 
 
 class RetainedBlocks(NamedTuple):
-    """Blocks before the last checkpoint that made values still referred to, and the checkpoint that their replay begins with, if any."""
+    """Blocks before the last checkpoint that made values still referred to, and the checkpoint before them, if any."""
 
     base: LogBlock | None
     blocks: list[LogBlock]
@@ -196,23 +196,23 @@ class RetainedBlocks(NamedTuple):
 
 
 class Writing:
-    """A log message of an incarnation that is not known to be committed."""
+    """A log message that is not known to be committed."""
 
     __slots__ = ("attempt", "block", "committed", "number", "row", "writer")
 
     def __init__(self, writer: bytes, attempt: int, number: int, row: tuple[str, bytes, bytes], block: LogBlock | None) -> None:
         self.writer = writer
-        """The process in which the actor lives, or the node if that is another one."""
+        """The actor's process, or its node if that is another one."""
         self.attempt = attempt
         self.number = number
         self.row = row
         self.block = block
-        """The block that is complete once this is committed; None for a part of a checkpoint that is not the last."""
+        """The block completed by this message; None for an earlier part of a checkpoint."""
         self.committed = False
 
 
 class ActorLog:
-    """The log of one actor, as the scheduler has it."""
+    """The log of one actor."""
 
     __slots__ = (
         "actor_id",
@@ -243,28 +243,28 @@ class ActorLog:
         self.stray: list[LogBlock] = []
         """Checkpoints that lack parts."""
         self.last = 0
-        """Number of the last call that was reported."""
+        """The last reported call."""
         self.writing: deque[Writing] = deque()
         self.failed: deque[Writing] = deque()
-        """Messages of ``writing`` that the control store could not write."""
+        """Those of ``writing`` that the control store failed to write."""
         self.retry_at: float | None = None
         self.trouble = ""
-        """Why the control store cannot write it at present; empty if it can."""
+        """Why the control store fails; empty if it does not."""
         self.replayed = self.to_replay = 0
         self.ended = 0
-        """Calls that have ended, as last reported, for an actor whose calls are not logged."""
+        """For calls that are not logged: the last reported number of ended ones."""
         self.exact = False
-        """Whether ``ended`` is the final number that a dead process left, not an earlier report."""
+        """Whether ``ended`` is final, as left by a dead process."""
         self.waits_for = 0
-        """Calls that run while a checkpoint is due, for an actor whose calls are not logged."""
+        """For calls that are not logged: those that run while a checkpoint is due."""
         self.lost = 0
-        """Number of calls whose effects were lost in restarts from checkpoints, as far as this scheduler has seen them."""
+        """Calls whose effects restarts have lost, as far as this scheduler knows."""
         self.adopted = False
         """Whether an earlier scheduler may have counted more in ``lost``."""
 
 
 def worker_of(record: ActorRecord) -> WorkerRecord | None:
-    """The worker in which an actor lives, or is being made."""
+    """The worker in which an actor lives or is being made."""
     return record.worker or record.task.worker
 
 

@@ -1,4 +1,4 @@
-"""The records of placement groups: one at a group's home, one at each node that has tasks for it, one for each bundle at its node."""
+"""Records of placement groups: at a group's home, at each node with tasks for the group, and of each bundle at its node."""
 
 from __future__ import annotations
 
@@ -47,22 +47,20 @@ class GroupRecord:
         self.name = name
         self.namespace = namespace
         self.detached = detached
-        """Whether it outlives its job."""
         self.selectors = selectors
-        """Which labels the node of each bundle has, as rows of a strategy; empty if no bundle asks for any."""
+        """Labels required of each bundle's node, as rows of a strategy; empty if there are none."""
         self.state = PENDING_GROUP
         self.places = [b""] * len(bundles)
-        """The node of each bundle; empty while the bundle is not reserved for good."""
+        """The node of each bundle; empty until it is reserved for good."""
         self.leaving: set[tuple[int, bytes]] = set()
-        """Bundles of nodes that are drained: (index, node). What runs in them ends there."""
+        """Bundles (index, node) of drained nodes; what runs in them ends there."""
         self.target: dict[int, bytes] = {}
-        """Where the bundles without a place are being reserved."""
+        """Where the missing bundles are being reserved."""
         self.steps: list[bytes] = []
-        """Nodes of ``target`` that have yet to be asked, the next one last."""
+        """Nodes of ``target`` still to be asked, the next one last."""
         self.reservation = 0
-        """The number of the last attempt to reserve it."""
+        """Number of the last attempt to reserve."""
         self.watchers: set[bytes] = set()
-        """Nodes that have tasks for it."""
         self.warned = False
         """Whether its driver was warned that no node can hold it."""
 
@@ -73,36 +71,36 @@ class GroupRecord:
 
 
 def excess(bundle: Iterable[tuple[str, int]], demand: Demand) -> int:
-    """How many resources a bundle has that ``demand`` does not name. Tasks leave bundles with more of them to those that need them."""
+    """How many resources a bundle has that ``demand`` does not name. Tasks prefer bundles with few."""
     named = {name for name, _ in demand}
     return sum(1 for name, amount in bundle if amount and name not in named)
 
 
 class KnownGroup:
-    """What a node that has tasks for a group knows of it: as in ``GroupState``."""
+    """A group at a node with tasks for it, as in ``GroupState``."""
 
     __slots__ = ("bundles", "dealt", "places", "reason", "state")
 
     def __init__(self, state: m.GroupState, dealt: dict[Demand, int]) -> None:
         self.dealt = dealt
-        """Number of tasks that were dealt out, by what they ask for: the next goes to the place after the last one's."""
+        """Tasks dealt out so far, by demand: places are used in rotation."""
         self.state = state.state
         self.bundles: tuple[Demand, ...] = tuple(demand for demand, _ in state.rows)
         self.places: tuple[bytes, ...] = tuple(place for _, place in state.rows)
         self.reason = state.reason
 
     def able(self, term: GroupTerm, demand: Demand) -> list[int]:
-        """Indexes of the bundles that a task may use and that have what it asks for."""
+        """Indexes of the bundles that the term allows and that cover the demand."""
         named = range(len(self.bundles)) if term.bundle < 0 else range(term.bundle, min(term.bundle + 1, len(self.bundles)))
         return [index for index in named if covers(dict(self.bundles[index]), demand)]
 
     def all_at(self, node: bytes) -> bool:
-        """Whether the group is whole, and all of it is at one node."""
+        """Whether the group is whole and entirely at one node."""
         return self.state == CREATED and all(place == node for place in self.places)
 
 
 class Bundle:
-    """A bundle of a group at the node that has reserved it, or is about to."""
+    """A bundle at its node, reserved or about to be."""
 
     __slots__ = ("committed", "demand", "detached", "durable", "ending", "group", "home", "index", "pool", "reservation")
 
@@ -114,17 +112,17 @@ class Bundle:
         self.reservation = reservation
         self.detached = detached
         self.pool: ResourcePool | None = None
-        """What it has, once no task uses those resources any more."""
+        """Its resources, once no task uses them."""
         self.durable = False
-        """Whether its row is written, and its home may count on it."""
+        """Whether its row is written, so that its home may count on it."""
         self.committed = False
-        """Whether all of its group is reserved, so that tasks may run in it."""
+        """Whether the whole group is reserved, so that tasks may run in it."""
         self.ending = False
         """Whether it is freed once the last process in it has exited."""
 
 
 class GroupPool:
-    """The bundles of a group at this node as one pool. Each demand is met by one of them. ``index`` is negative for all bundles."""
+    """The bundles of a group at this node as one pool, which meets each demand from one bundle. A negative ``index`` means all bundles."""
 
     def __init__(self, bundles: Mapping[bytes, Mapping[int, Bundle]], group: bytes, index: int) -> None:
         self._bundles = bundles
@@ -139,19 +137,19 @@ class GroupPool:
         return [each.pool for each in self._found() if each.pool is not None]
 
     def fits(self, demand: Demand) -> bool:
-        """Whether a bundle has this much now, and its group is whole."""
+        """Whether a bundle of a whole group has this much now."""
         return any(each.committed and each.pool is not None and each.pool.fits(demand) for each in self._found())
 
     def fits_total(self, demand: Demand) -> bool:
-        """Whether a bundle could ever have this much: True, since that was checked where the task was submitted."""
+        """True: the home of the task has checked it."""
         return True
 
     def available(self) -> Demand:
-        """What is free in the bundle with most room for one more lease, as in ``ResourcePool``."""
+        """What is free in the bundle with most room, as in ``ResourcePool``."""
         return max((pool.available() for pool in self._pools()), default=())
 
     def acquire(self, demand: Demand) -> ResourcePool:
-        """Take ``demand`` from a bundle that has it; return the pool to which it is released. ``fits`` was true, or the daemon recovers."""
+        """Acquire from a bundle; return the pool for the release. The caller has checked ``fits``, or the daemon recovers."""
         pools = self._pools()
         fitting = [pool for pool in pools if pool.fits(demand)] or [pool for pool in pools if covers(pool.total, demand)]
         return min(fitting or pools or [ResourcePool(())], key=lambda pool: excess(pool.total.items(), demand)).acquire(demand)

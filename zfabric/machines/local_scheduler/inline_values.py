@@ -1,8 +1,7 @@
-"""The number of bytes of values in the memory of a local scheduler, rather than in the arena.
+"""Bytes of values in the scheduler's memory rather than in the arena.
 
-Above the setting ``inline_memory`` values move into the arena (``References.absorb``). A record's value is replaced here and nowhere else,
-so that the count cannot miss a way in which a value arrives, moves or becomes an error. Two loops are exceptions, since every task passes
-through them: its completion, and the release of its value. They set the records themselves and report the sum once per batch.
+Above ``inline_memory``, values move to the arena (``References.absorb``). Values of records are set here, so that the count is exact. Two
+hot loops set them themselves and report a sum per batch: completion of tasks, and release.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from zfabric.machines.local_scheduler.records import AnyObject, Elsewhere, Store
 
 
 class InlineValues:
-    """Owner of the count, which is one of a scheduler's ``counts``, so that ``zfabric status`` shows it."""
+    """Owner of the count, one of the scheduler's ``counts``."""
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
 
     @property
     def total(self) -> int:
-        """Bytes of all values in records."""
+        """Bytes of all inline values."""
         return self._counts["inline_bytes"]
 
     def replace(self, record: AnyObject, value: bytes | Stored | Elsewhere | None) -> None:
-        """Set the value of a record in the tables, or None."""
+        """Set the value of a record, or None."""
         before, record.value = record.value, value
         if isinstance(before, bytes):
             self._counts["inline_bytes"] -= len(before)
@@ -32,5 +31,5 @@ class InlineValues:
             self._counts["inline_bytes"] += len(value)
 
     def add(self, difference: int) -> None:
-        """Count a batch of values that arrived (positive) or were dropped (negative) in one of the two loops above."""
+        """Count a batch of one of the two hot loops."""
         self._counts["inline_bytes"] += difference

@@ -1,10 +1,7 @@
 """How long tasks and calls wait, while somebody measures.
 
-Of tasks: when the first one of each batch was submitted, and how long tasks waited for arguments. Calls do not pass through the scheduler:
-the processes of actors are asked to report how long these waited (``MeasureCalls``).
-
-One task stands for its batch, so that a batch costs one comparison where nobody measures, and one entry in a table where somebody does.
-When a task began is in its attempt's event: who measures puts both together.
+The first task of each batch stands for its batch: its time of submission is noted here, its start is in the event of its attempt, and the
+reader joins the two. Calls do not pass through the scheduler, so the processes of actors are asked for their waits (``MeasureCalls``).
 """
 
 from __future__ import annotations
@@ -14,18 +11,17 @@ from collections.abc import Iterable
 from zfabric.machines.local_scheduler.records import WorkerRecord
 
 SAMPLES_MOST = 10_000
-"""Most samples of each kind until they are asked for."""
+"""Most samples of each kind between two reads."""
 MEASURED_SECONDS = 300.0
-"""How long samples are taken after each time they were asked for: longer than the interval at which Prometheus usually asks."""
+"""How long samples are taken after each read; longer than Prometheus's usual interval."""
 
 
 class Latencies:
-    """Samples since they were last taken. ``now`` is the time of the message that is being handled."""
+    """Samples since the last read. ``now`` is the time of the message being handled."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.until = 0.0
-        """Until when samples are taken."""
         self._submitted: dict[bytes, float] = {}
         self._waited: list[float] = []
         self._asked: set[bytes] = set()
@@ -38,18 +34,18 @@ class Latencies:
             self._submitted[task_id] = self.now
 
     def waited(self, since: float) -> None:
-        """Note that a task has waited for its arguments since this time."""
+        """Note a wait for arguments that began at this time."""
         if self.now < self.until and since > 0.0 and len(self._waited) < SAMPLES_MOST:
             self._waited.append(self.now - since)
 
     def take(self, now: float) -> dict[str, object]:
-        """Return the samples, and go on: when tasks were submitted, by id, and seconds for which tasks waited for arguments."""
+        """Take the samples: times of submission by task id, and waits for arguments in seconds."""
         found: dict[str, object] = {"submitted": self._submitted, "waited": self._waited}
         self._submitted, self._waited, self.until = {}, [], now + MEASURED_SECONDS
         return found
 
     def workers_to_ask(self, now: float, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
-        """Take those workers with actors that do not measure calls yet, or not for long any more."""
+        """Take the workers with actors that do not measure calls, or will soon stop."""
         if now >= self._ask_again_at:
             self._asked, self._ask_again_at = set(), now + MEASURED_SECONDS / 2
         found = [worker for worker in workers if worker.actors and worker.process is not None and worker.token not in self._asked]

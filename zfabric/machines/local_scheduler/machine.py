@@ -1,12 +1,8 @@
 """The local scheduler: accepts the tasks of its node, decides when and where they run, and fixes their outcomes.
 
-This file builds the parts, each from the tables and the parts that it uses, names the handler of every message, and has the order of a
-turn. The shared state is in ``tables``. A part reports to a part above it by a transition (``transitions``), delivered here at the end of a
-step.
-
-A task is WAITING for dependencies, READY in the queue of its shape, ASSIGNED to a worker, and DONE. Placement happens once per turn, in
-``take_effects``. After a restart nothing is dispatched and nothing freed until every living worker and driver has registered again
-(``lifecycle.rejoining``).
+This file builds the parts, each from the tables and the parts that it uses. ``_accepted`` has the handler of every message,
+``take_effects`` the order of a turn. A part reports to a part above it by a transition, delivered at the end of a step. After a restart
+nothing is dispatched or freed until every living process has registered (``lifecycle.rejoining``).
 """
 
 from __future__ import annotations
@@ -128,9 +124,9 @@ PASSED_ON = frozenset({m.Call, m.RelayedCalls, m.CallOutcomes, m.CallsEnded})
 
 
 class LocalScheduler:
-    """The local scheduler of one node. ``first_token`` is the first of its workers' tokens, which no other incarnation may use.
+    """The local scheduler of one node. ``first_token`` is the first of its workers' tokens, unique to this incarnation.
 
-    ``daemons`` is the number of daemons that the node had before: if any, the scheduler recovers.
+    ``daemons`` is the number of daemons before this one; if any, the scheduler recovers.
     """
 
     def __init__(
@@ -391,7 +387,7 @@ class LocalScheduler:
             m.Submit: self.lone_tasks.submitted,
             m.Completed: self.lone_tasks.completed,
         }
-        """What finds a message to send before one of a process is processed, if that is the first of its turn."""
+        """For the first message of a process in a turn: finds a message to send before it is processed."""
         self.ahead_of_nodes: Finders = {
             m.Delegate: self.lone_tasks.given,
             m.Ended: self.lone_tasks.ended,
@@ -615,7 +611,7 @@ class LocalScheduler:
             self.workers.trim(now)
 
     def _send_to_nodes(self, now: float) -> None:
-        """Send other nodes what they are to have of this turn: holds first, then what may end one, and what is given up last."""
+        """Send to other nodes: new holds first, then what may end a hold, then releases."""
         tables = self.tables
         if tables.first_held or tables.to_borrow or tables.to_retain:
             self.borrowing.begin_end_of_turn()
@@ -655,7 +651,7 @@ class LocalScheduler:
             self.draining.answer()
 
     def _send_results(self) -> None:
-        """Send processes the outcomes that they have not received."""
+        """Send processes their new outcomes."""
         tables = self.tables
         for process in tables.touched:
             rows, process.results = process.results, []
@@ -664,14 +660,14 @@ class LocalScheduler:
         tables.touched.clear()
 
     def _flush_rows(self, now: float) -> None:
-        """Write rows and events that are due, as one batch."""
+        """Write due rows and events in one batch."""
         if self._flush_at is None:
             if self.blocks.pending or self.logs.spare or self.events:
                 self._flush_at = now + self.config.lineage_delay
                 self.tables.deadlines.note(due.FLUSHING, self._flush_at)
         elif now >= self._flush_at:
             puts, deletes = self.blocks.flush()
-            if not self.blocks.pending:  # An actor's row without its log would make the actor again as if it had never been called.
+            if not self.blocks.pending:  # With its row and without its log, an actor would restart as if never called.
                 deletes += self.logs.spare
                 self.logs.spare = []
             self._flush_at = now + self.config.lineage_delay if self.blocks.pending else None
@@ -682,7 +678,6 @@ class LocalScheduler:
             self.tables.send(self.tables.control_address, m.Write(0, puts, deletes))
 
     def _write_node(self) -> None:
-        """Write the node's own row, once."""
         if not self._node_written:
             self._node_written = True
             row = pack_row({"resources": dict(self.pool.total), "daemon": self.address[1:], "protocol": m.PROTOCOL_VERSION})
@@ -691,7 +686,7 @@ class LocalScheduler:
     # -- tasks --
 
     def on_completed(self, now: float, source: Address, message: m.Completed) -> None:
-        """Accept outcomes of attempts."""
+        """Accept ends of attempts."""
         worker = self.tables.worker_of(source)
         if worker is None:
             self.tables.counts["refused"] += 1
@@ -738,7 +733,7 @@ class LocalScheduler:
     # -- queries and output --
 
     def on_query(self, now: float, source: Address, message: m.Query) -> None:
-        """Answer a query of a client or a tool. Reports that the sender has already received are handled before it."""
+        """Answer a query. Reports that its sender has already received are handled first."""
         if self.direct.wait(source, message) or self.names.holds_back(source, message):
             return
         self._write(self.events.take(), ())
@@ -747,7 +742,7 @@ class LocalScheduler:
             self.reports.answer(now, source, message)
 
     def on_log_lines(self, now: float, source: Address, message: m.LogLines) -> None:
-        """Send output of workers to the driver of their job."""
+        """Send workers' output to the driver of their job."""
         by_job: dict[bytes, list[m.Row]] = {}
         for row in message.rows:
             worker = self.tables.by_pid.get(row[0])
@@ -761,7 +756,7 @@ class LocalScheduler:
                 self.tables.send_to_client(job.driver, m.LogLines(tuple(rows)))
 
     def on_job_output(self, now: float, source: Address, message: m.JobOutput) -> None:
-        """Output and notices from another node, for the driver of a job of this one."""
+        """Pass another node's output and notices on to a driver."""
         job, node = self.tables.jobs.get(message.job), self.tables.nodes.get(source[1:])
         if job is None or node is None or job.driver is None:
             return
@@ -775,18 +770,15 @@ class LocalScheduler:
                 self.tables.send_to_client(job.driver, m.Notice(level, f"on {node.name}: {text}"))
 
     def on_inspected(self, now: float, source: Address, message: m.Inspected) -> None:
-        """Send the answer of an inspected process to the process that asked."""
+        """Send an inspected process's answer to the asker."""
         if message.asker[1:] in self.tables.processes:
             self.tables.send(message.asker, m.Answer(message.token, message.rows, ""))
 
     def on_output_written(self, now: float, source: Address, message: m.OutputWritten) -> None:
-        """Do nothing: the shell has already collected the output that a worker reports (``LogLines``)."""
+        """Do nothing: the shell has collected the output (``LogLines``)."""
 
     def on_memory_pressure(self, now: float, source: Address, message: m.MemoryPressure) -> None:
-        """Kill the worker furthest over its reservation of memory, since the node runs short.
-
-        A worker that has reserved nothing is over by all that it has.
-        """
+        """Kill the worker with the most memory beyond its reservation, as the node runs short."""
         if any(worker.kill_reason == "memory" for worker in self.tables.workers.values()):
             return
         workers = ((self.tables.by_pid.get(pid), resident) for pid, resident in message.usage)
@@ -810,7 +802,7 @@ class LocalScheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether any worker has tasks or hosts actors. The scheduler does not see calls, so a host counts as busy."""
+        """Whether any worker has tasks, or hosts actors, whose calls the scheduler does not see."""
         return any(worker.state in (LEASED, HOSTING) for worker in self.tables.workers.values())
 
     def statistics(self) -> Mapping[str, float]:
@@ -840,7 +832,7 @@ class LocalScheduler:
             raise InvariantViolation(f"parts {missing} have deadlines that they have not noted")
 
     def _accepted(self) -> dict[type[Any], Handler]:
-        """The handler of each message that a local scheduler accepts."""
+        """The handler of each message."""
         of_nodes: dict[type[Any], Handler] = {
             m.Delegate: self.executions.on_delegate,
             m.Reclaim: self.returns.on_reclaim,

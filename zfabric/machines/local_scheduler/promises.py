@@ -1,4 +1,4 @@
-"""Results of calls for which other processes wait before the callers have them. The callers offer results and failures when they come."""
+"""Promised results of calls: other processes wait for them before their callers have them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ _NOBODY = (b"", b"")
 
 
 class Promises:
-    """The caller and the actor of each promised result, with the number of promises of each caller."""
+    """Caller and actor of each promised result."""
 
     def __init__(self) -> None:
         self._of: dict[bytes, tuple[bytes, bytes]] = {}
         self._callers: Counter[bytes] = Counter()
 
     def add(self, identifier: bytes, caller: bytes, actor_id: bytes) -> None:
-        """Record that other processes wait for this result of a call."""
+        """Record that others wait for this result."""
         self.remove(identifier)
         self._of[identifier] = (caller, actor_id)
         self._callers[caller] += 1
 
     def remove(self, identifier: bytes) -> None:
-        """Remove a promise whose result has arrived or is not wanted any more."""
+        """Remove a promise that is kept or void."""
         caller, _ = self._of.pop(identifier, _NOBODY)
         if caller:
             self._callers[caller] -= 1
@@ -34,11 +34,11 @@ class Promises:
         return process in self._callers
 
     def caller(self, identifier: bytes) -> bytes:
-        """The process that has promised this result; empty if none has."""
+        """The process that has promised the result; empty if none has."""
         return self._of.get(identifier, _NOBODY)[0]
 
     def actor(self, identifier: bytes) -> bytes:
-        """The actor whose call makes this result; empty if it is not promised."""
+        """The actor whose call makes the result; empty if it is not promised."""
         return self._of.get(identifier, _NOBODY)[1]
 
     def count(self, actor_id: bytes) -> int:

@@ -1,8 +1,8 @@
 """Who needs a value, who needs the row that makes it, and what is freed when nobody does.
 
 A value is retained while a process holds a ref to it, an unfinished row names it, a live value contains it, or a process has requested it.
-The row that makes it is retained longer: as long as a retained row names one of its values, since a rebuild would need it. Freeing the last
-value of a long chain therefore frees the whole chain. ``collect`` works in slices, so that no turn grows with the length of a chain.
+Its row is retained longer: while a retained row names one of its values, since a rebuild would need it. So the last value of a chain frees
+the whole chain, in slices: no turn grows with the length of a chain.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, is_call, is_put
 from zfabric.protocol.messages import OK
 
 COLLECT_PER_TURN = 20_000
-"""Most records that ``collect`` checks in one turn: about 10 ms."""
+"""Records that ``collect`` checks in one turn: about 10 ms."""
 LINEAGE_LOOK = 64
-"""Most tasks that ``may_be_dropped`` visits. A value that depends on more is spilled as others are."""
+"""Tasks that ``may_be_dropped`` visits. A value that depends on more is spilled."""
 ABSORB_BYTES_MIN = 1024
-"""Values smaller than this are not moved: their records weigh as much."""
+"""Smaller values are not moved: their records weigh as much."""
 ROW_BYTES = 200
 """Bytes of a retained row besides its arguments."""
 
 
 class References:
-    """Holders, pins and lineage over the shared tables."""
+    """Holders, pins and lineage."""
 
     def __init__(self, tables: Tables, blocks: BlockWriter) -> None:
         self.tables = tables
         self.blocks = blocks
         self.lineage_bytes = 0
         self._lineage: OrderedDict[bytes, TaskRecord] = OrderedDict()
-        """Finished tasks whose values were freed and whose rows are retained, oldest first."""
+        """Finished tasks with freed values and retained rows, oldest first."""
         self.inputs_bytes = 0
         self._inputs: OrderedDict[bytes, tuple[AnyObject, int]] = OrderedDict()
-        """Values that no task may make (again), retained without a ref since rebuilds would need them; with their sizes, oldest first."""
+        """Values retained without a ref, since no task may make them again, with their sizes, oldest first."""
         self.evicted = 0
         self.paused = False
-        """Whether nothing is freed: other nodes may hold it, and have not registered with this restarted scheduler yet."""
+        """Whether nothing is freed, since nodes with holds may not have registered."""
         self._may_drop: Callable[[TaskRecord], bool] = is_plain
         self._absorbing: Iterator[AnyObject] | None = None
         self._absorb_above = 0
 
     def pause(self, paused: bool) -> None:
-        """Free nothing from now on, or go on."""
+        """Free nothing from now on, or resume."""
         self.paused = paused
         self.choose()
 
     def choose(self) -> None:
-        """Choose which tasks leave by the short way (``release``), after a change of ``paused`` or of whether there are watches."""
+        """Choose which tasks take the short way in ``release``, after a change of ``paused`` or of the watches."""
         self._may_drop = _never if self.paused else self._is_unwatched if self.tables.watches else is_plain
 
     def _is_unwatched(self, task: TaskRecord) -> bool:
@@ -72,7 +72,7 @@ class References:
     # -- holders --
 
     def hold(self, object_ids: Iterable[bytes], process: bytes) -> list[bytes]:
-        """Record that ``process`` has refs to these objects; return the ids without a record."""
+        """Register ``process`` as a holder; return the ids without a record."""
         unknown = []
         for object_id in object_ids:
             record = self.tables.find(object_id)
@@ -85,7 +85,7 @@ class References:
         return unknown
 
     def release(self, object_ids: Iterable[bytes], process: bytes) -> None:
-        """Record that ``process`` has no refs to these objects any more."""
+        """Remove ``process`` as a holder."""
         tasks, objects, spare = self.tables.tasks, self.tables.objects, self.tables.spare
         dropped, drop_row, may_drop = 0, self.blocks.drop, self._may_drop
         for object_id in object_ids:
@@ -114,11 +114,11 @@ class References:
                 if type(record.value) is bytes and record.status == OK:
                     self.move_to_arena(record)
             elif record.holders is None:
-                spare.append(record)  # It was released before, and offered again by another attempt of its caller.
+                spare.append(record)  # Released before, and offered again by another attempt of its caller.
         self.tables.inline.add(-dropped)
 
     def move_to_arena(self, record: AnyObject) -> None:
-        """Copy a value to the arena that others still need: its holder releases it, and perhaps had the only other copy.
+        """Copy a needed value to the arena, whose holder may have had the only other copy.
 
         In the arena it survives this daemon. Errors are not copied: their task repeats them.
         """
@@ -146,7 +146,7 @@ class References:
         self.drop_watcher(process)
 
     def drop_watcher(self, process: bytes) -> None:
-        """Notify a process, or another node, of no object any more."""
+        """Remove a watcher of objects: a process or a node."""
         watches = self.tables.watches
         for object_id, watch in list(watches.items()):
             watch.watchers.discard(process)
@@ -155,21 +155,21 @@ class References:
         self.choose()
 
     def may_travel(self, object_id: bytes) -> bool:
-        """Whether a ref to an object may be sent to another node: this one must know its home."""
+        """Whether a ref may be sent to another node: its home must be known."""
         record = self.tables.find(object_id)
         return record is not None and record.home != NO_HOME
 
     # -- pins --
 
     def pin(self, object_ids: Iterable[bytes]) -> None:
-        """Count, for each of these objects, one more unfinished row that names it, or live value that contains it."""
+        """Add one pin to each object: an unfinished row names it, or a live value contains it."""
         for object_id in object_ids:
             record = self.tables.find(object_id)
             if record is not None:
                 record.pins += 1
 
     def unpin(self, object_ids: Iterable[bytes]) -> None:
-        """Undo one ``pin`` of each of these objects."""
+        """Undo one ``pin`` of each object."""
         for object_id in object_ids:
             record = self.tables.find(object_id)
             if record is not None:
@@ -178,18 +178,17 @@ class References:
                     self.tables.spare.append(record)
 
     def retain_row(self, task: TaskRecord) -> None:
-        """Retain the objects that a row names, from now on."""
+        """Count a retained row for the objects that it names."""
         for object_id in named_by(task):
             record = self.tables.find(object_id)
             if record is not None:
                 record.named += 1
 
     def may_be_dropped(self, task: TaskRecord) -> bool:
-        """Whether values of a task need no copy on disk: its options say deterministic, and tasks make everything that it needs.
+        """Whether a task's values need no copy on disk: it is deterministic, and tasks make all that it needs.
 
-        On one node a ``put`` value is freed with its last ref, even if retained rows name it that would run again for values still held.
-        A value that was rebuilt once gets its copy: in a small store the task that makes it may itself need the room, and drop it without
-        end.
+        A ``put`` value is freed with its last ref, even if a rebuild would need it. A rebuilt value gets its copy, as a small store could
+        drop and rebuild it without end.
         """
         if not task.option("deterministic", False) or (task.rare is not None and task.rare.rebuilt) or self.tables.runs_once(task):
             return False
@@ -223,7 +222,7 @@ class References:
                 elif not record.fetchers:
                     self._free(record)
             elif isinstance(record, BorrowedRecord) and record.borrowed and not record.is_needed:
-                record.borrowed = False  # Its home holds it here, and is not to be held there by this node.
+                record.borrowed = False  # The home's hold here does not need a hold there.
                 self.tables.given_up.append((record.home, record.id))
         while self.lineage_bytes > self.tables.config.lineage_bytes and self._lineage:
             self.evicted += 1
@@ -237,9 +236,9 @@ class References:
         return bool(spare)
 
     def absorb(self) -> bool:
-        """Move values from this process's memory into the arena until they are under the limit, a slice per turn.
+        """Move values from memory to the arena until they are under the limit. Return True if more are left.
 
-        Return True if there are more to visit. After a whole pass that found too little, the next waits until a quarter more has arrived.
+        After a pass that freed too little, the next one waits until a quarter more has arrived.
         """
         tables = self.tables
         inline, limit = tables.inline, tables.config.inline_memory
@@ -278,10 +277,10 @@ class References:
             self._free_now(record)
 
     def _retain_input(self, record: AnyObject) -> bool:
-        """Retain a value that no task may make (again) and that a rebuild may need, without a ref. Return False if there is no reason to.
+        """Retain a value without a ref if a rebuild may need it and no task may make it again. Return whether it is retained.
 
-        Where there are other nodes, values are lost with theirs, and the rows that make them name what was put here, was returned by an
-        actor, or was made by tasks that must not run twice. There is a bound.
+        With other nodes, values are lost with a node, and the rows that make them name puts, results of actors, and results of tasks that
+        run once.
         """
         if not self.tables.nodes or record.home or record.status != OK:
             return False
@@ -322,7 +321,7 @@ class References:
             self._maybe_forget(task)
 
     def _free_yielded(self, record: AnyObject, stream: StreamRecord) -> None:
-        """Forget a value of a stream, unless rows name it that are retained and its task could make it again."""
+        """Drop a stream's value, unless a retained row names it and its task could make it again."""
         task = stream.owner.task
         if record.named > 0 and record.status == OK and task is not None and not self.tables.runs_once(task):
             return
@@ -332,9 +331,9 @@ class References:
             self.tables.spare.append(task)
 
     def _free_borrowed(self, record: BorrowedRecord) -> None:
-        """Give up the hold on an object of another node. If rows name it that are retained, its home is to retain its row."""
+        """Release the hold on a borrowed object. If a retained row names it, its home retains its row."""
         if self.tables.objects.get(record.id) not in (record, None):
-            return  # It was replaced by another record, as its home was found.
+            return  # It was replaced when its home was found.
         self.tables.unwanted.append(record.id)
         if record.borrowed:
             self.tables.given_up.append((record.home, record.id))
@@ -351,7 +350,7 @@ class References:
             self.tables.rows_given_up.append((record.home, record.id))
 
     def retain_rows_for(self, node: bytes, object_ids: Iterable[bytes]) -> None:
-        """Retain the rows that make these objects, since rows of another node name them."""
+        """Retain the rows that make these objects for a node whose rows name them."""
         retained = self.tables.retained_rows.setdefault(node, set())
         for object_id in object_ids:
             record = self.tables.find(object_id)
@@ -373,7 +372,7 @@ class References:
             self.tables.retained_rows.pop(node, None)
 
     def node_gone(self, node: bytes) -> None:
-        """Release everything that a dead node held, requested, or named."""
+        """Release everything that a dead node held, requested or named."""
         self.process_gone(node)
         self.release_rows_for(node, list(self.tables.retained_rows.get(node, ())))
 
@@ -433,7 +432,7 @@ class References:
                     self.tables.spare.append(record)
 
     def revive(self, task: TaskRecord) -> None:
-        """Remove a finished task from the lineage: it is to run again, or is dropped."""
+        """Remove a finished task from the lineage: it runs again, or is dropped."""
         if task.rare is not None and task.rare.lineage_weight:
             self.lineage_bytes -= task.rare.lineage_weight
             task.rare.lineage_weight = 0
@@ -441,13 +440,13 @@ class References:
 
 
 def _is_repeatable_error(record: AnyObject) -> bool:
-    """Whether an unneeded value is an error whose row is retained: the task does not run again, so later requests receive the error."""
+    """Whether a value is an error whose row is retained: later requests receive it."""
     task = record.task
     return task is not None and task.state == DONE and record.status != OK and any(value.named > 0 for value in task.values())
 
 
 def is_plain(task: TaskRecord) -> bool:
-    """Whether a task finished with one small value, makes no actor, names nothing, is named by nothing, and has no extra fields."""
+    """Whether a finished task has one small value, and nothing else that needs care: the short way."""
     return (
         task.state == DONE
         and (len(task.row) == 4 if task.rare is None else task.rare.common)
@@ -474,7 +473,7 @@ def named_by(task: TaskRecord) -> tuple[bytes, ...]:
 
 
 def add_holder(record: AnyObject, process: bytes) -> None:
-    """Record that ``process`` holds ``record``. Idempotent."""
+    """Register a holder. Idempotent."""
     holders = record.holders
     if holders is None:
         record.holders = process
@@ -485,13 +484,13 @@ def add_holder(record: AnyObject, process: bytes) -> None:
 
 
 def holders_of(record: AnyObject) -> frozenset[bytes]:
-    """All processes that hold ``record``."""
+    """The holders of a record."""
     holders = record.holders
     return frozenset() if holders is None else frozenset(holders) if isinstance(holders, set) else frozenset({holders})
 
 
 def drop_holder(record: AnyObject, process: bytes) -> None:
-    """Record that ``process`` does not hold ``record``. Idempotent."""
+    """Remove a holder. Idempotent."""
     holders = record.holders
     if type(holders) is set:
         holders.discard(process)

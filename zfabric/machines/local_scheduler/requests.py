@@ -1,4 +1,4 @@
-"""Requests of a local scheduler to the control store and the object store, and who receives each answer."""
+"""Requests of a local scheduler to the stores and to peers, and the receivers of their answers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class _Request(NamedTuple):
     then: Continuation
     about: Any
     to: Address = b""
-    """Whose answer it waits for; empty: that of the head, whichever node that is by then."""
+    """Who answers; empty for the head, whichever node is the head by then."""
     repeated: m.Message | None = None
-    """What is sent again to the next daemon of the head, if the request went there."""
+    """What is repeated to the head's next daemon."""
 
 
 class PendingRequests:
-    """Requests without an answer, by token."""
+    """Unanswered requests, by token."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
@@ -36,28 +36,28 @@ class PendingRequests:
         self.tables.send(self.tables.control_address, message(self._enter(then, about, self.tables.control_address), *fields))
 
     def ask_at(self, to: Address, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
-        """Send a message like that to another local scheduler, or to this one."""
+        """The same to a local scheduler, which may be this one."""
         self.tables.send(to, message(self._enter(then, about, to), *fields))
 
     def node_died(self, node: bytes) -> None:
-        """Drop the requests to a dead node. Whoever asked it several at once is notified of its death."""
+        """Drop the requests to a dead node; callers learn of the death otherwise."""
         self._open = {token: request for token, request in self._open.items() if request.to[1:] != node}
 
     def ask_head(self, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
-        """Send a message like that to the control store of the cluster's head, which is this node's own in a cluster of one."""
+        """The same to the control store of the head."""
         token = self._enter(then, about, b"")
         request = message(token, *fields)
         self._open[token] = _Request(then, about, b"", request)
         self.tables.send(self.tables.head_control_address, request)
 
     def repeat_to_head(self) -> None:
-        """Send the requests to the head that have no answer again: its daemon was restarted."""
+        """Repeat the unanswered requests to the head, whose daemon is new."""
         for request in self._open.values():
             if request.repeated is not None:
                 self.tables.send(self.tables.head_control_address, request.repeated)
 
     def ask_store(self, what: str, arguments: m.Row, then: Continuation, about: Any = None) -> None:
-        """Send the object store a query; ``then`` receives the answer."""
+        """The same to the object store, as a query."""
         token = self._enter(then, about, self.tables.store_address or b"")
         if self.tables.store_address is not None:
             self.tables.send(self.tables.store_address, m.Query(token, what, arguments))
@@ -69,7 +69,7 @@ class PendingRequests:
         return token
 
     def on_answer(self, now: float, source: Address, message: Answer) -> None:
-        """Pass an answer to its continuation. Other answers are to requests of an earlier daemon, or of one that was not asked."""
+        """Pass an answer to its continuation. Answers to unknown requests are dropped."""
         request = self._open.get(message.token)
         if request is not None and source[1:] == (request.to or self.tables.head_control_address)[1:]:
             del self._open[message.token]

@@ -1,4 +1,4 @@
-"""How tasks arrive: functions are exported once per job, and rows are submitted in order."""
+"""How tasks arrive: functions once per job, then rows in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zfabric.protocol.messages.rows import FUNCTION_ID, TASK_ID
 
 
 class Submission:
-    """Receives functions and rows."""
+    """Accepts functions and rows."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Submission:
             self.export(job, message.functions)
 
     def export(self, job: JobRecord, functions: m.Rows) -> None:
-        """Store functions of a job: rows as in ``Export``."""
+        """The same for rows as in ``Export``."""
         puts = []
         for identifier, name, payload, options in functions:
             if identifier in job.functions:
@@ -86,7 +86,7 @@ class Submission:
             task = tasks[task_id] = TaskRecord(row, function, submitter, first)
             function.received += 1
             if not process.ready:
-                task.holders = None  # While a process registers, only its ``Hold`` messages count.
+                task.holders = None  # While a process registers, only ``Hold`` makes it a holder.
             if retains_rows:
                 task.block = add_row(row)
             if function.plain and not row[3] and len(row) == 4:
@@ -108,10 +108,9 @@ class Submission:
             self.tables.submitted_here.append(message.rows)
 
     def enter(self, row: m.Row, job: JobRecord, now: float) -> None:
-        """Accept the row of a detached actor that no process of this node has submitted.
+        """Accept the row of a detached actor that no process here has submitted.
 
-        Its row is written before it is made. Nobody here would repeat it to the next daemon of this node, which would otherwise not know
-        that it is being made, on another node perhaps, when it is asked for the actor again.
+        The row is written before the actor is made: no process would repeat it to this node's next daemon.
         """
         self.blocks.now = now
         function = job.functions[row[FUNCTION_ID]]
@@ -126,10 +125,7 @@ class Submission:
         self.tables.counts["tasks_submitted"] += 1
 
     def _admit(self, task: TaskRecord, now: float, durable_first: bool = False) -> None:
-        """Admit a task that is not plain: several values, options of its own, a deadline, dependencies, or an actor to make.
-
-        A detached actor that is to be ``durable_first`` is not made before its row is written.
-        """
+        """Admit a task that is not plain. A detached actor that is ``durable_first`` is made only once its row is written."""
         row = task.row
         if task.function.plain and not row[3] and len(row[4]) == 1 and row[4][0][0] == "strategy" and row[4][0][1]:
             self.admission.admit_with_strategy(task, row[4][0][1])

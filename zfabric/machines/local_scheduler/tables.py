@@ -1,4 +1,4 @@
-"""The state that the parts of a local scheduler share, and the effects they have decided on so far."""
+"""The state that the parts of a local scheduler share, and their effects."""
 
 from __future__ import annotations
 
@@ -56,13 +56,16 @@ from zfabric.protocol.messages import Row
 from zfabric.protocol.options import HERE, NODE_ID, GroupTerm, Strategy, accepts
 
 ENDED_JOBS_MOST = 100
-"""Most ended jobs whose tasks are yet to be added to the node's time series, which happens once a second."""
+"""Ended jobs whose tasks are yet to enter the node's time series, which happens once a second."""
 NOTICES_MAX = 20
-"""Most notices to one driver that something runs again after a crash."""
+"""Most notices to one driver that something runs again."""
 
 
 class Tables:
-    """Records and indexes of a local scheduler. Each fact is in one container; indexes say from which they derive."""
+    """Records and indexes. Each fact is in one container; an index says what it derives from.
+
+    Lists of things to do, such as ``to_borrow``, are outboxes: filled by any part, emptied once per turn by their owner.
+    """
 
     def __init__(
         self,
@@ -79,155 +82,147 @@ class Tables:
         self.address = address
         self.node = node
         self.pool = pool
-        """What this node has, without what the bundles of placement groups have."""
+        """This node's resources, without those of bundles."""
         self.groups: dict[bytes, GroupRecord] = {}
-        """Placement groups whose home is this node, by id, in the order in which they were made."""
+        """Placement groups of this home, by id, oldest first."""
         self.bundles: dict[bytes, dict[int, Bundle]] = {}
-        """Bundles of placement groups that this node has reserved, or is about to, by group and index."""
+        """Bundles at this node, reserved or about to be, by group and index."""
         self.known_groups: dict[bytes, KnownGroup] = {}
-        """Placement groups that tasks of this node name."""
+        """Placement groups that tasks here name."""
         self.draining = False
-        """Whether this node is to leave its cluster once nothing is left here."""
+        """Whether this node is being drained."""
         self.reserving = False
-        """Whether a bundle waits for the end of tasks that use its resources: meanwhile no lease is prolonged."""
+        """Whether a bundle waits for resources in use; meanwhile no lease is prolonged."""
         self.first_attempt = first
-        """Number of the first attempt that this scheduler makes of a task (``protocol.ids``)."""
+        """Number of the first attempt of a task (``protocol.ids``)."""
         self.store_address = store
         self.control_address = control
         self.head_control_address = control
-        """The control store of the head, which numbers the cluster's jobs and has durable values."""
+        """The head's control store, which numbers jobs and has durable values."""
         self.placers: tuple[Address, ...] = (placer,)
-        """Global schedulers, in the order of their nodes' numbers."""
+        """Global schedulers, by their nodes' numbers."""
         self.labels: dict[str, str] = {NODE_ID: node.hex()}
-        """Labels of this node."""
         self.any_away = False
-        """Whether some queue is away."""
         self.any_in_groups = False
-        """Whether any tasks have been in placement groups."""
         self.config = config
         self.tasks: dict[bytes, TaskRecord] = {}
         self.failures: dict[bytes, TaskRecord] = {}
-        """The tasks that have ended and have an error in place of a value."""
+        """Ended tasks with an error in place of a value."""
         self.objects: dict[bytes, ObjectRecord] = {}
         """Records of ``put`` values, and of values of tasks with several returns."""
         self.watches: dict[bytes, ReferenceWatch] = {}
-        """Objects of which somebody is to be notified when nothing needs them any more."""
+        """Watched objects."""
         self.streams: dict[bytes, StreamRecord] = {}
         """Streams that somebody may read, by task id."""
         self.processes: dict[bytes, ProcessRecord] = {}
         self.workers: dict[bytes, WorkerRecord] = {}
         self.nodes: dict[bytes, NodeRecord] = {}
-        """The other nodes of the cluster, by id. Each has a record in ``processes``, too: it submits tasks, and holds values."""
+        """The other nodes, by id. Each is in ``processes``, too."""
         self.node_table: dict[bytes, Row] = {}
-        """Rows of the newest ``NodeTable``, this node's own included, by node; empty in a cluster of one."""
+        """Rows of the newest ``NodeTable``, by node; empty in a cluster of one."""
         self.head = b""
-        """The node of the registry, and of the control store that numbers jobs; empty in a cluster of one."""
+        """The node of the registry and of ``head_control_address``; empty in a cluster of one."""
         self.dead: dict[bytes, bool] = {}
-        """The last nodes that have died: whether this one has taken over what was at home there in its jobs."""
+        """The last dead nodes: whether this node has taken over from each."""
         self.entrusted: dict[bytes, dict[bytes, EntrustedRow]] = {}
-        """Rows of jobs of this node that other homes have entrusted to it, by home and task."""
+        """Rows entrusted to this node as the home of their jobs, by home and task."""
         self.withdrawn: list[TaskRecord] = []
-        """Tasks whose rows were entrusted to the home of their job and that nothing needs any more."""
+        """Entrusted tasks that nothing needs: their rows are to be withdrawn."""
         self.submitted_here: list[m.Rows] = []
-        """Rows of other nodes' jobs that processes of this one have submitted since the last turn."""
+        """Rows of other homes' jobs submitted here in this turn."""
         self.finished: list[TaskRecord] = []
-        """Tasks that were entrusted without an outcome and have ended since the last turn."""
+        """Tasks entrusted as unfinished that have ended in this turn."""
         self.first_held: list[BorrowedRecord] = []
-        """Objects of other nodes that a process of this one began to hold since the last turn."""
+        """Borrowed objects that a process here began to hold in this turn."""
         self.to_borrow: list[BorrowedRecord] = []
         """Objects whose homes are to register this node as a holder."""
         self.to_retain: list[BorrowedRecord] = []
-        """Objects whose homes are to retain the rows, since rows of this node name them."""
+        """Objects named by rows here, whose homes are to retain their rows."""
         self.rows_given_up: list[tuple[bytes, bytes]] = []
-        """Objects whose rows their homes need not retain for this node any more: (home, object)."""
+        """Rows that homes may release: (home, object)."""
         self.retained_rows: dict[bytes, set[bytes]] = {}
-        """Objects of this node whose rows it retains since rows of other nodes name them, by node."""
+        """Objects whose rows this node retains for rows of other nodes, by node."""
         self.to_fetch: list[AnyObject] = []
-        """Values of other nodes, and of this one that lie elsewhere, that something here waits for."""
+        """Values on other nodes for which something here waits."""
         self.unwanted: list[bytes] = []
-        """Values that nothing here waits for any more, or not in the state in which they were: they are copied no longer."""
+        """Values whose copying is to stop."""
         self.given_up: list[tuple[bytes, bytes]] = []
-        """Holds that this node gives up: (home, object)."""
+        """Holds to release: (home, object)."""
         self.owed: dict[NodeRecord, float] = {}
-        """Nodes whose ends of attempts are to be acknowledged, and when, soonest first."""
+        """Nodes whose messages of ends are to be acknowledged, and when, soonest first."""
         self.for_nodes: list[tuple[bytes, AnyObject]] = []
-        """Values that other nodes have requested and that exist: (node, record)."""
+        """Existing values requested by other nodes: (node, record)."""
         self.delegated_ends: list[tuple[TaskRecord | RefusedRow, int, Row, tuple[Row, Row] | None, tuple[bytes, ...]]] = []
-        """Attempts of delegated tasks that ended since the last turn: (task, status, outputs, extra as in ``Completed``, refs
-        inside, which are pinned)."""
+        """Ends of delegated attempts in this turn: (task, status, outputs, extra as in ``Completed``, refs inside, pinned)."""
         self.relayed_yields: list[tuple[bytes, Row]] = []
-        """Values of streams of other nodes that were yielded here since the last turn: (home, row of ``RelayedYields``). The refs inside
-        are pinned."""
+        """Values yielded here in this turn for streams of other nodes: (home, row of ``RelayedYields``). The refs inside are pinned."""
         self.relayed_streams: dict[bytes, RelayedStream] = {}
-        """Streams that actors of this node make for callers of other nodes, by call."""
+        """Streams that actors here make for callers on other nodes, by call."""
         self.by_pid: dict[int, WorkerRecord | ProcessRecord] = {}
         self.jobs: dict[bytes, JobRecord] = {}
         self.actors: dict[bytes, ActorRecord] = {}
         self.guests: dict[bytes, GuestRecord] = {}
-        """Actors of other nodes that live on this one, by id."""
         self.remote_actors: dict[bytes, RemoteActorRecord] = {}
-        """Actors of other nodes that processes of this one call, by id."""
         self.relayed_ends: list[tuple[WorkerRecord, Row, tuple[bytes, ...]]] = []
-        """Outcomes of relayed calls that actors of this node reported since the last turn: (worker, row of ``CallOutcomes``, objects that
-        are pinned: refs inside, and large values)."""
+        """Outcomes of relayed calls in this turn: (worker, row of ``CallOutcomes``, objects that are pinned: refs inside, and large
+        values).
+        """
         self.behind_ends: list[tuple[bytes, m.Message]] = []
-        """Messages for other nodes that go behind the ends of attempts and calls of this turn: (node, message)."""
+        """Messages to send behind the ends of this turn: (node, message)."""
         self.logs: dict[bytes, ActorLog] = {}
-        """Logs of actors' calls, by actor id."""
         self.remakes: dict[bytes, bytes] = {}
-        """Values that replays are to make again, by the id of the replay's task."""
+        """Values that replays are to make again, by task id of the replay."""
         self.transitions: deque[Transition] = deque()
-        """Transitions to deliver at the end of this step."""
         self.queues: dict[int, ShapeQueue] = {}
         self.touched: dict[ProcessRecord, None] = {}
         """Processes with results to send at the end of this turn."""
         self.recovering = recovering
-        """Whether this scheduler waits for processes of the daemon before it: meanwhile nothing is dispatched or freed."""
+        """Whether processes have yet to register after a restart; meanwhile nothing is dispatched or freed."""
         self.unsettled: dict[TaskRecord, None] | None = None
-        """Tasks that other nodes may run, as far as a restarted scheduler knows; None once all others have registered with it."""
+        """Tasks of a restarted scheduler that other nodes may run; None once all nodes have registered."""
         self.became_ready = 0
-        """Incremented whenever a task becomes ready: a search that found none is repeated only after a change."""
+        """Incremented whenever a task becomes ready: a failed search is repeated only after a change."""
         self.orphans: dict[bytes, dict[bytes, bool]] = {}
-        """Values whose row was lost with a daemon, by task id; True if the value was lost too, so that its record has the failure."""
+        """Values whose row was lost with a daemon, by task id; True if the value is lost too."""
         self.promises = Promises()
         self.condemned: dict[bytes, None] = {}
-        """Prefixes of ids of children whose parents were cancelled recursively."""
+        """Id prefixes of children whose parents were cancelled recursively."""
         self.counts: Counter[str] = Counter()
         self.inline = InlineValues(self.counts)
         self.store_room: int | None = None
-        """Free bytes of the object store, as it last reported them; None if more than half of it is free."""
+        """Free bytes of the object store; None if more than half of it is free."""
         self.latencies = Latencies()
         self.resident: dict[int, int] = {}
-        """Resident memory of workers in bytes, by pid. The shell measures it for a question that asks for it."""
+        """Resident bytes of workers, by pid, measured by the shell for a query."""
         self.ended_jobs: deque[JobRecord] = deque(maxlen=ENDED_JOBS_MOST)
-        """Jobs that have ended since the shell last took a sample of this node."""
+        """Jobs ended since the shell's last sample."""
         self.copied_bytes: Counter[bytes] = Counter()
-        """Bytes of values that were copied to this node, by the node from which they came; empty if several were asked."""
+        """Bytes copied to this node, by source node; empty if several were asked."""
         self.effects: list[Effect] = []
         self.deadlines = PartDeadlines()
         self.end_due = True
         """Whether the end of this turn has something to decide: not if calls and outcomes were passed on, and nothing else."""
         self.before_batches: list[Effect] = []
-        """Messages that must reach the store before the batches of this turn: the end of a recovery."""
+        """Messages to the store that go before this turn's batches: the end of a recovery."""
         self.locates: list[m.Row] = []
         self.locating: dict[bytes, list[bytes]] = {}
-        """Processes for which the store was asked to locate each value."""
+        """Processes for which the store locates each value."""
         self.durable_wanted: list[tuple[bytes, str]] = []
-        """Durable values whose copy in the control store is to be read, and why."""
+        """Durable values to read from the control store, and why."""
         self.durable_freed: list[bytes] = []
-        """Durable values whose copy in the control store nobody needs any more."""
+        """Durable values to delete from the control store."""
         self.absorbed: list[m.Row] = []
         self.sealed: list[m.Row] = []
         self.freed: list[bytes] = []
         self.spare: deque[AnyObject] = deque()
-        """Records that were released by their last user, to be checked by ``References.collect``."""
+        """Records released by their last user, for ``References.collect``."""
         self._next_queue = 1
 
     def note_failure(self, record: AnyObject) -> None:
-        """Enter the task of a record that has an error in place of its value."""
+        """Enter the task of a record with an error in ``failures``."""
         task = record.task
         if task is not None:
-            task.facts()  # So it does not leave by the short way of plain tasks, which looks for no failure (``References.release``).
+            task.facts()  # Extra fields keep it from the short way of ``References.release``, which does not maintain ``failures``.
             self.failures[task.id] = task
 
     def values(self) -> list[AnyObject]:
@@ -235,7 +230,7 @@ class Tables:
         return [*self.tasks.values(), *self.objects.values()]
 
     def maker_of(self, identifier: bytes) -> tuple[TaskRecord, bool] | None:
-        """The task of the actor whose log can make a lost value again, and whether that replay begins with a checkpoint; else None."""
+        """The task of the actor whose log can make a lost value again, and whether the replay begins with a checkpoint."""
         for actor_id, log in self.logs.items():
             for base, blocks in (*log.past, (log.checkpoint, log.blocks)):
                 if any(identifier in block.made for block in blocks):
@@ -245,15 +240,15 @@ class Tables:
         return None
 
     def send(self, to: Address, message: m.Message) -> None:
-        """Add the effect of sending ``message``."""
+        """Send ``message``, as an effect."""
         self.effects.append(Send(to, message))
 
     def send_to_client(self, process: ProcessRecord, message: m.Message) -> None:
-        """Add the effect of sending ``message`` to a process's client."""
+        """Send ``message`` to a process's client."""
         self.effects.append(Send(CLIENT + process.incarnation, message))
 
     def send_to_control(self, worker: WorkerRecord, message: m.Message) -> None:
-        """Add the effect of sending ``message`` to a worker's control thread."""
+        """Send ``message`` to a worker's control thread."""
         if worker.process is not None:
             self.effects.append(Send(CONTROL + worker.process.control, message))
 
@@ -262,7 +257,7 @@ class Tables:
         self.effects.append(Log(level, text))
 
     def notify_again(self, job: JobRecord, text: str) -> None:
-        """Notify the driver of a job that something runs again. The number of notices is limited; the daemon's log has all."""
+        """Notify a job's driver that something runs again, at most ``NOTICES_MAX`` times; the log has all."""
         self.write_log("info", text)
         if job.home:
             self.send_to_node(job.home, m.JobOutput(job.id, (), (("again", text),)))
@@ -272,63 +267,63 @@ class Tables:
             self.send_to_client(job.driver, m.Notice("warning", text + (last if job.notices == NOTICES_MAX else "")))
 
     def job_of(self, source: Address) -> JobRecord | None:
-        """The job of the process that sent a message."""
+        """The job of a message's sender."""
         process = self.processes.get(source[1:])
         return process.job if process is not None else None
 
     def worker_of(self, source: Address) -> WorkerRecord | None:
-        """The worker that sent a message, from its client or its control thread."""
+        """The worker whose client or control thread sent a message."""
         process = self.processes.get(source[1:]) or self.processes.get(control_of(source[1:]))
         return self.workers.get(process.name) if process is not None else None
 
     def send_to_node(self, node: bytes, message: m.Message) -> None:
-        """Decide to send ``message`` to the local scheduler of another node."""
+        """Send ``message`` to another node's local scheduler."""
         self.effects.append(Send(LOCAL_SCHEDULER + node, message))
 
     def owe(self, node: NodeRecord, number: int, due: float) -> None:
-        """Note that ends of attempts were taken in, up to the message with this number. ``Delegations`` acknowledges them."""
+        """Note that ends up to this message were accepted; ``Delegations`` acknowledges them when ``due``."""
         node.ends_received = max(number, node.ends_received or 0)
         if node not in self.owed:
             self.owed[node] = due
             self.deadlines.note(OWED, due)
 
     def send_to_peer(self, node: bytes, message: m.Message) -> None:
-        """Decide to send ``message`` to the local scheduler of a node, which may be this one."""
+        """Send ``message`` to the local scheduler of a node, perhaps this one."""
         self.effects.append(Send(self.address if node == self.node else LOCAL_SCHEDULER + node, message))
 
     @property
     def is_head(self) -> bool:
-        """Whether this node has the table of the cluster, or is all of it."""
+        """Whether this node is the head, or a cluster of one."""
         return self.head_control_address == self.control_address
 
     def sender_of(self, source: Address) -> bytes | None:
-        """The node of a local scheduler that sent a message, which may be this one; None if it is dead, or not known yet."""
+        """The node of a local scheduler that sent a message, perhaps this one; None if it is dead or not registered."""
         if source[1:] == self.address[1:]:
             return self.node
         node = self.nodes.get(source[1:])
         return node.token if node is not None and node.registered else None
 
     def number_of(self, node: bytes) -> int:
-        """The number of a node in its cluster."""
+        """A node's number in its cluster; 0 if unknown."""
         row = self.node_table.get(node)
         return 0 if row is None else int(row[1])
 
     def find(self, object_id: bytes) -> AnyObject | None:
-        """The record of an object, or None if there is none (any more)."""
+        """The record of an object, or None."""
         task = self.tasks.get(object_id[:TASK_BYTES])
         if task is not None and task.outputs is None and object_id[TASK_BYTES:] == FIRST_RETURN:
             return task
         return self.objects.get(object_id)
 
     def end_of(self, identifier: bytes) -> AnyObject | None:
-        """The record of the end of the stream of which an object would be a value: that of a task, or of a call."""
+        """The record of the end of the stream that an object may be a value of."""
         task_id = identifier[:TASK_BYTES]
         return self.find(task_id + FIRST_RETURN) or self.find(task_id + CALL_RETURN)
 
     def homes_of(self, object_ids: Iterable[bytes]) -> m.Rows:
-        """The homes of objects that a message to another node names: rows ``(object, home)``, without objects of this node.
+        """Homes of objects in a message to another node: rows ``(object, home)``, without objects of this home.
 
-        A home that has died is named, too: the receiver may have to register at the home of the job (``nodes/orphans.py``).
+        A dead home is named, too: the receiver may have to register at its heir (``nodes/orphans.py``).
         """
         if not object_ids:
             return ()
@@ -337,32 +332,32 @@ class Tables:
         return tuple((record.id, record.former or record.home) for record in borrowed)
 
     def job_fact(self, identifier: bytes) -> tuple[tuple[str, str], ...]:
-        """The fact of an explanation that names the job of a task, an actor or an object."""
+        """A fact for explanations: the job of a task, an actor or an object."""
         job = self.jobs.get(identifier[:JOB_BYTES])
         return () if job is None else (("job", job.program.title(job.number).removeprefix("job ")),)
 
     def job_home(self, identifier: bytes) -> bytes | None:
-        """The home of the job of a task or an object: empty if that is this node, None if it has no such job."""
+        """The home of the job of a task or object: empty for this node, None if there is no such job."""
         job = self.jobs.get(identifier[:JOB_BYTES])
         return None if job is None or job.ended else job.home
 
     def makes(self, record: AnyObject) -> TaskRecord | None:
-        """The task that makes a value, or that yields it."""
+        """The task that makes or yields a value."""
         stream = self.streams.get(record.object_id[:TASK_BYTES]) if self.streams and record.task is None else None
         return record.task if stream is None else stream.owner.task
 
     def value_of(self, stream: StreamRecord, identifier: bytes) -> ObjectRecord:
-        """Make the record of a value of a stream."""
+        """Make the record of a stream's value."""
         record = self.objects[identifier] = ObjectRecord(identifier, None, None)
         stream.values += 1
         return record
 
     def runs_once(self, task: TaskRecord) -> bool:
-        """Whether a task must not run again once it may have begun. What makes an actor may: its restarts are counted elsewhere."""
+        """Whether a task must not run again once it may have begun. Actors are exempt: their restarts count."""
         return task.function.actor is None and task.option("max_retries", self.config.max_retries) == 0
 
     def want(self, record: AnyObject) -> None:
-        """Request a value that lies on another node, which something here waits for. Other values come by themselves."""
+        """Request a value from the node that has it. Other values come by themselves."""
         value = record.value
         if isinstance(value, Elsewhere):
             if not value.asked:
@@ -373,7 +368,7 @@ class Tables:
             self.to_fetch.append(record)
 
     def protect(self, record: AnyObject) -> None:
-        """Have the store no longer drop a value: it was a copy of one that another node had."""
+        """Have the store no longer drop a value that was a mere copy."""
         if type(record.value) is Stored and self.store_address is not None:
             self.send(self.store_address, m.Protect((record.object_id,)))
 
@@ -391,7 +386,7 @@ class Tables:
         return queue
 
     def queue_like(self, queue: ShapeQueue, strategy: Strategy) -> ShapeQueue:
-        """The queue of the same shape for tasks with another strategy."""
+        """The queue of the same shape for another strategy."""
         return self.queue_for(queue.job, (*queue.shape[:5], strategy))
 
     def _find_out_if_away(self, queue: ShapeQueue) -> None:
@@ -405,7 +400,7 @@ class Tables:
         self.any_away |= queue.away
 
     def _find_bundles(self, queue: ShapeQueue, term: GroupTerm) -> None:
-        """Tasks of a group wait until it is whole, and run from this queue if all of it is here, or they were given to this node."""
+        """Set whether a group's queue is away: not if the whole group is here, or the tasks were delegated here."""
         known = self.known_groups.get(term.group)
         if queue.strategy[0][0] == "group":
             queue.away = known is None or not known.all_at(self.node) or not known.able(term, queue.demand)
@@ -416,18 +411,18 @@ class Tables:
         self.any_in_groups = True
 
     def group_changed(self, group: bytes) -> None:
-        """Find out anew which queues of a placement group are away."""
+        """Decide again which queues of a placement group are away."""
         for queue in self.queues.values():
             if queue.group is not None and queue.group.group == group:
                 self._find_out_if_away(queue)
 
     def nodes_changed(self) -> None:
-        """Find out anew which queues are away."""
+        """Decide again which queues are away."""
         for queue in self.queues.values():
             self._find_out_if_away(queue)
 
     def _drop_queues(self, job: JobRecord, new: ShapeQueue) -> None:
-        """Remove queues of a job that are empty and belong to no function: each call may have set options of its own."""
+        """Remove a job's empty queues that belong to no function."""
         functions = (*job.functions.values(), *job.delegated.values())
         needed = {new.token, *(function.queue.token for function in functions)}
         for shape, queue in list(job.queues.items()):
@@ -437,7 +432,7 @@ class Tables:
         job.queues_most = max(QUEUES_MOST, 2 * len(job.queues))
 
     def capacity(self) -> dict[str, int]:
-        """What would be free here if no task ran: neither the bundles of placement groups nor what actors hold."""
+        """What would be free here if no task ran: total less bundles and actors."""
         capacity = dict(self.pool.total)
         held = [bundle.demand for bundles in self.bundles.values() for bundle in bundles.values()]
         held += [worker.demand for worker in self.workers.values() if worker.state == HOSTING and worker.pool is self.pool]
@@ -447,7 +442,7 @@ class Tables:
         return capacity
 
     def could_run(self, queue: ShapeQueue) -> bool:
-        """Whether this node, or another one, could run the tasks of a queue if it were empty."""
+        """Whether some node could run a queue's tasks if it were idle."""
         if queue.pool.fits_total(queue.demand):
             return True
         return queue.group is None and any(covers(node.resources, queue.demand) for node in self.nodes.values())
@@ -458,11 +453,11 @@ class Tables:
         return task.function.queue if rare is None or rare.demand_queue is None else rare.demand_queue
 
     def children_of(self, prefixes: set[bytes]) -> list[TaskRecord]:
-        """Tasks whose id starts with one of these 12-byte prefixes. Scans every task: only for rare requests."""
+        """Tasks whose id has one of these 12-byte prefixes. Scans every task: for rare requests only."""
         return [task for identifier, task in self.tasks.items() if identifier[:PREFIX_BYTES] in prefixes]
 
     def take_effects(self) -> list[Effect]:
-        """Take all effects decided so far. The store's batches go first, since other effects may wait for its answers."""
+        """Take all effects. The store's batches go first, since others may wait for its answers."""
         effects, self.effects = self.effects, []
         if self.sealed or self.absorbed or self.locates or self.freed:
             if (store := self.store_address) is not None:

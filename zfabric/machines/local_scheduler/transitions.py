@@ -1,7 +1,6 @@
-"""What a part of a local scheduler reports to a part above it, which it does not import.
+"""Transitions: what a part of a local scheduler reports to a part above it, which it must not import.
 
-A part appends a transition to ``Tables.transitions``. At the end of a step the machine delivers each, in order, to its one receiver. Most
-steps have none.
+A part appends to ``Tables.transitions``. At the end of a step the machine delivers each, in order, to its one receiver.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from zfabric.protocol import messages as m
 
 
 class ActorTaskEnded(NamedTuple):
-    """A task that makes an actor has its outcome. ``worker`` ran it, if any did."""
+    """The task that makes an actor has its outcome. ``worker`` ran it, if any did."""
 
     task: TaskRecord
     worker: WorkerRecord | None
@@ -22,7 +21,7 @@ class ActorTaskEnded(NamedTuple):
 
 
 class RemakeEnded(NamedTuple):
-    """A task that replays an actor's calls for a lost value has its outcome."""
+    """A replay of an actor's calls for a lost value has ended."""
 
     task: TaskRecord
     worker: WorkerRecord | None
@@ -31,14 +30,14 @@ class RemakeEnded(NamedTuple):
 
 
 class RemakeWanted(NamedTuple):
-    """A value is lost and now pending: a replay of an actor's calls is to make it again."""
+    """A lost value is pending: a replay of an actor's calls is to make it again."""
 
     record: AnyObject
     reason: str
 
 
 class ActorUnwanted(NamedTuple):
-    """A process that actors share has made one in an attempt that does not count."""
+    """A void attempt has made an actor in a shared process."""
 
     worker: WorkerRecord
     actor_id: bytes
@@ -52,25 +51,25 @@ class ActorUnreferenced(NamedTuple):
 
 
 class DetachedActorsChanged(NamedTuple):
-    """A detached actor was made, or is dead for good: whether its job goes on without its driver may have changed."""
+    """A detached actor was created or is dead for good."""
 
     job: JobRecord
 
 
 class ActorLifeEnded(NamedTuple):
-    """A life of an actor of this node has ended: calls that were relayed to it have no outcome."""
+    """A life of an actor of this node has ended; calls relayed to it have no outcome."""
 
     actor_id: bytes
 
 
 class ActorReturned(NamedTuple):
-    """Another node has reported to this restarted scheduler that an actor lives there."""
+    """Another node reports to this restarted scheduler that the actor lives there."""
 
     actor_id: bytes
 
 
 class GuestTaskEnded(NamedTuple):
-    """An attempt of this node to make an actor of another one has ended. ``worker`` lives, if it is not None."""
+    """An attempt here to make an actor of another home has ended. ``worker`` lives, unless None."""
 
     task: TaskRecord
     worker: WorkerRecord | None
@@ -78,7 +77,7 @@ class GuestTaskEnded(NamedTuple):
 
 
 class GuestDied(NamedTuple):
-    """The process is dead of an actor of another node that lived on this one."""
+    """The process of a guest is dead."""
 
     actor_id: bytes
     worker: WorkerRecord
@@ -86,7 +85,7 @@ class GuestDied(NamedTuple):
 
 
 class ActorNameFreed(NamedTuple):
-    """An actor of this node is dead, or was refused: it does not need its name any more."""
+    """An actor of this node is dead or refused, and its name is free."""
 
     actor_id: bytes
     namespace: str
@@ -94,26 +93,26 @@ class ActorNameFreed(NamedTuple):
 
 
 class CallerExited(NamedTuple):
-    """A process of this node has exited, which may have called actors of other nodes."""
+    """A process of this node, which may have called actors elsewhere, has exited."""
 
     incarnation: bytes
 
 
 class CallerNotified(NamedTuple):
-    """A process of this node is notified that an actor of this node lives on another one, to which this scheduler relays its calls."""
+    """A process was notified that an actor lives on another node, to which its calls are relayed."""
 
     actor_id: bytes
 
 
 class CallsEndReceived(NamedTuple):
-    """A caller on another node has received the outcomes in a message with this number; their actors retain them until then."""
+    """A caller on another node has received the outcomes up to the message with this number."""
 
     node: bytes
     number: int
 
 
 class StreamMakerEnded(NamedTuple):
-    """A task that makes a stream has its outcome, or values of a call's stream cannot be read."""
+    """The task of a stream has its outcome, or values of a call's stream cannot be read."""
 
     task_id: bytes
     status: int
@@ -128,19 +127,19 @@ class StreamWanted(NamedTuple):
 
 
 class ObjectUnreferenced(NamedTuple):
-    """Nothing in the cluster needs an object of this node any more that is in ``Tables.watches``."""
+    """Nothing in the cluster needs an object that is in ``Tables.watches``."""
 
     object_id: bytes
 
 
 class StreamUnreferenced(NamedTuple):
-    """A stream, or a value of it that does not exist yet, is no longer needed."""
+    """Nothing needs a stream, or a value of it that does not exist yet."""
 
     record: AnyObject
 
 
 class NodeFoundDead(NamedTuple):
-    """A node is dead that others have named to this one, and that was never in its table."""
+    """A node that others named, and that was never in this node's table, is dead."""
 
     node: bytes
 
@@ -152,20 +151,20 @@ class AgentReady(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """A restarted scheduler has rebuilt its tables from what the processes of its node reported."""
+    """A restarted scheduler has rebuilt its tables from the reports of its node's processes."""
 
     now: float
 
 
 class NodeReady(NamedTuple):
-    """Another node has repeated everything that it has of this one's."""
+    """Another node has repeated all that it has of this one's."""
 
     now: float
     process: ProcessRecord
 
 
 class NodeGone(NamedTuple):
-    """Another node is dead, and what it ran is queued again."""
+    """Another node is dead, and its tasks are queued again."""
 
     node: bytes
 

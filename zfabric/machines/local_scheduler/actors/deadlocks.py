@@ -1,15 +1,12 @@
-"""Circles of tasks and calls that wait for each other with actors among them: such a circle never ends by itself.
+"""Circles of tasks and calls that wait for each other: such a circle never ends by itself.
 
-Tasks alone never wait in a circle: what a task waits for existed, as a row, before it. A call is different: it waits until its actor has
-ended the call before it, and that one may wait for this call. The scheduler does not prevent such circles. It warns the driver once, and
-``explain`` shows the circle. A timeout, a cancel, or the end of one of the actors breaks it, and so does the end of the program.
+Tasks alone form none: what a task waits for existed, as a row, before it. But a call waits until its actor has ended the call before it,
+which may wait for this one. The scheduler does not prevent circles: it warns the driver once, and ``explain`` shows them. A timeout, a
+cancel, or the end of an actor or of the program breaks a circle.
 
-The driver is warned of a circle only if each member needs everything it waits for, without a timeout, and has waited for a while
-(``LOOKS``). A shorter wait may end by itself: a result or a cancel may be under way, past the scheduler. A member that waits for an
-existing value is in no circle. ``explain`` shows other circles, too.
-
-An actor that runs several calls at once does not report their waits. A process that lightweight actors share reports only calls that have
-lasted for a while (``HostDelays``). An actor that waits for a call of itself raises in its own process (``Mailbox.refused``).
+A warning requires that each member needs everything it waits for, has no timeout, and has waited for ``LOOKS`` checks: a shorter wait may
+end by a message under way. ``explain`` shows other circles, too. Actors that run several calls at once do not report their waits; a shared
+process reports only long calls (``HostDelays``); an actor that waits for itself raises in its process (``Mailbox.refused``).
 """
 
 from __future__ import annotations
@@ -26,18 +23,17 @@ from zfabric.protocol.messages import ALIVE
 from zfabric.protocol.names import brief
 
 LOOK_EVERY = 1.0
-"""Seconds between two checks of all waits."""
 LOOKS = 3
-"""Checks that find the same wait before it is followed: longer than a message takes on a busy machine."""
+"""Checks that must find the same wait: longer than a message takes on a busy machine."""
 LOOKED_AT_MAX = 1000
-"""Most objects that are followed to find a circle."""
+"""Objects followed to find a circle."""
 
 Wait = tuple[bytes, tuple[bytes, ...]]
-"""What identifies a wait: the id of the waiting task or call, and the objects it waits for."""
+"""A wait: the waiting task or call, and the objects it waits for."""
 
 
 class Deadlocks:
-    """Finds circles of waits, and warns drivers of them."""
+    """Finds circles of waits, and warns drivers."""
 
     def __init__(self, tables: Tables, dispatcher: Dispatcher) -> None:
         self.tables = tables
@@ -46,7 +42,7 @@ class Deadlocks:
         self._found: dict[Wait, int] = {}
         """Number of checks that have found each wait."""
         self.warned: dict[frozenset[Wait], str] = {}
-        """Circles that still exist, with the text of their warning."""
+        """Existing circles, with the text of their warning."""
 
     # -- waits --
 
@@ -72,7 +68,7 @@ class Deadlocks:
         blocked.name, blocked.certain, blocked.callees = message.name, message.certain, dict(message.callees)
 
     def on_host_delays(self, now: float, source: Address, message: m.HostDelays) -> None:
-        """Record calls that last in a process that actors share."""
+        """Record long calls in a shared process."""
         worker = self.tables.worker_of(source)
         if worker is not None:
             worker.delays = {row[0]: row for row in message.rows}
@@ -83,7 +79,7 @@ class Deadlocks:
     # -- warnings --
 
     def look_later(self, now: float) -> None:
-        """Schedule a check, since there is a new wait."""
+        """Schedule a check."""
         if self.look_at is None:
             self.look_at = now + LOOK_EVERY
             self.tables.deadlines.note(WAITS, self.look_at)
@@ -134,13 +130,12 @@ class Deadlocks:
     # -- following --
 
     def circle(self, blocked: BlockedTask) -> str:
-        """Description of the circle that a wait is in, as far as it is known; empty if it is in none."""
+        """Description of the circle that a wait is in; empty if none is known."""
         return self._follow(blocked, False)[1]
 
     def _follow(self, blocked: BlockedTask, lasting: bool) -> tuple[tuple[BlockedTask, ...], str]:
-        """The waits of a circle, beginning with this one, and its description; both empty if there is no circle.
-
-        ``lasting``: accept only a circle that no member ends by going on.
+        """The waits of a circle, beginning with this one, and its description; empty if there is none. ``lasting`` accepts only certain,
+        long waits.
         """
         start = self._name_of(blocked)
         agenda: list[tuple[tuple[BlockedTask, ...], tuple[str, ...]]] = [((blocked,), (start,))]
@@ -163,10 +158,7 @@ class Deadlocks:
     def _behind(
         self, blocked: BlockedTask, identifier: bytes, seen: set[bytes], lasting: bool
     ) -> Iterator[tuple[BlockedTask, tuple[str, ...]]]:
-        """Waits that a wait for this object depends on, each with the names of the tasks between.
-
-        ``seen`` are the objects followed so far; their number is limited.
-        """
+        """Waits that a wait for this object depends on, each with the names of the tasks between. ``seen`` limits the search."""
         agenda: list[tuple[bytes, tuple[str, ...]]] = [(identifier, ())]
         while agenda and len(seen) < LOOKED_AT_MAX:
             each, between = agenda.pop()
@@ -188,24 +180,23 @@ class Deadlocks:
                 yield waits, between
 
     def _lasts(self, blocked: BlockedTask) -> bool:
-        """Whether a wait has lasted for a while and, as far as is known, ends only once all its objects exist."""
+        """Whether a wait is long and, as far as is known, ends only when all its objects exist."""
         if self._found.get((blocked.task_id, blocked.wanted), 0) < LOOKS:
             return False  # It will be followed itself.
         task, worker = self.tables.tasks.get(blocked.task_id), self._worker_of(blocked)
         return blocked.certain and worker is not None and not worker.kill_reason and not (task is not None and _ends_by_itself(task))
 
     def _worker_of(self, blocked: BlockedTask) -> WorkerRecord | None:
-        """The worker on which a task or call waits."""
         task, actor = self.tables.tasks.get(blocked.task_id), self.tables.actors.get(blocked.actor)
         return task.worker if task is not None else actor.worker if actor is not None else None
 
     def callee(self, blocked: BlockedTask | None, identifier: bytes) -> bytes:
-        """The actor whose call will make an object; empty if there is none, or if it is unknown."""
+        """The actor whose call will make an object; empty if unknown."""
         found = blocked.callees.get(identifier, b"") if blocked is not None else b""
         return found or self.tables.promises.actor(identifier)
 
     def _name_of(self, blocked: BlockedTask) -> str:
-        """Name of a waiting task or call, as users see it."""
+        """Name of a waiting task or call, for users."""
         task, actor = self.tables.tasks.get(blocked.task_id), self.tables.actors.get(blocked.actor)
         if task is not None or actor is None:
             return task.name if task is not None else blocked.name
@@ -213,6 +204,5 @@ class Deadlocks:
 
 
 def _ends_by_itself(task: TaskRecord) -> bool:
-    """Whether a task has a timeout, or is to be stopped."""
     rare = task.rare
     return rare is not None and (rare.deadline is not None or bool(rare.stopped))

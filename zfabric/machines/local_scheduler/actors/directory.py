@@ -1,13 +1,10 @@
-"""Actors of a node: made like tasks, each in a worker of its own or a shared one, found by their callers, and ended.
+"""Actors of a home: created, located by their callers, restarted, ended.
 
-An actor *is* the task that makes it: it has the task's id, row and lineage. A handle is a ref to the task's value. So handles are counted,
-and travel in arguments and results, as all refs do. When the last one is dropped, the actor ends after the calls that were made. (The
-fabric itself holds a ref to a detached actor.) When the actor's process dies and restarts are left, the task runs again.
-
-An actor may live on another node: the task that makes it was delegated there, and the node's record is its worker. This node remains its
-home, and decides when it ends and whether it lives again.
-
-Calls do not pass through here, except results that concern other processes (``call_results``).
+An actor *is* the task that makes it: same id, row and lineage. A handle is a ref to that task's value, so handles are counted and travel as
+refs do. When the last handle is dropped, the actor ends after the calls already made; the fabric itself holds a detached actor. When its
+process dies and restarts are left, the task runs again. If the task was delegated, the actor lives on that node, whose record is its
+worker; this node remains its home and decides on its end and its restarts. Calls do not pass through here, except results that concern
+other processes (``call_results``).
 """
 
 from __future__ import annotations
@@ -49,20 +46,20 @@ from zfabric.protocol.names import brief
 from zfabric.protocol.wording import size
 
 RETIRE_SECONDS = 30.0
-"""Seconds that an actor without handles may take to finish its calls, and one that ends itself to end."""
+"""Seconds in which an actor must end once it has no handles, or has called ``exit_actor``."""
 LAST_HANDLE = "its last handle has gone"
 NODE_DRAINED = "its node was drained"
 EXITED = "it ended itself (exit_actor)"
 DETACHED = b"detached"
-"""The holder of the handles of detached actors: no process has this incarnation."""
+"""The holder of detached actors: no process has this incarnation."""
 STATE_NAMES = {CREATING: "creating", ALIVE: "alive", DEAD: "dead"}
 
 _CRASHES = frozenset({"WorkerCrashedError", "PoisonedTaskError", "OutOfMemoryError"})
-"""How a task fails whose workers died: to who calls an actor, the actor died."""
+"""Failures of a task whose workers died; callers receive ``ActorDiedError``."""
 
 
 class ActorDirectory:
-    """All actors of this node."""
+    """All actors of this home."""
 
     def __init__(
         self,
@@ -89,23 +86,23 @@ class ActorDirectory:
         self.logs = logs
         self.records = self.tables.actors
         self.named: dict[tuple[str, str], ActorRecord] = {}
-        """Living actors that have a name, by namespace and name."""
+        """Living named actors, by namespace and name."""
         self.retiring: dict[ActorRecord, None] = {}
         self._not_durable: set[bytes] = set()
-        """Detached actors whose rows are not committed yet."""
+        """Detached actors whose rows are not committed."""
         self._durable_first: set[bytes] = set()
-        """Those of them that are not made before that."""
+        """Of these, actors that are made only after the commit."""
         self.to_write: list[bytes] = []
-        """Detached actors whose rows are to be written at the end of this turn."""
+        """Detached actors whose rows are written at the end of this turn."""
 
     # -- actors are made --
 
     def submitted(self, task: TaskRecord, job: JobRecord) -> bool:
-        """Make the record of an actor whose row was submitted. Return False if it is refused, which is its outcome."""
+        """Make the record of a submitted actor. Return False if it is refused, which is its outcome."""
         record = self._enter(task, job)
         if record.name:
             holder = self.named.get((record.namespace, record.name))
-            if holder is not None and holder.id != record.id:  # After a restart of the daemon it may have had it before.
+            if holder is not None and holder.id != record.id:  # After a restart of the daemon, the holder may be the actor itself.
                 self.refuse_name(task)
                 return False
             self.named[record.namespace, record.name] = record
@@ -126,14 +123,14 @@ class ActorDirectory:
         return True
 
     def refuse_name(self, task: TaskRecord) -> None:
-        """Refuse to make an actor whose name another one has."""
+        """Refuse an actor whose name is taken."""
         record = self.records[task.id]
         where = f" in namespace {record.namespace!r}" if record.namespace else ""
         text = f"an actor is called {record.name!r}{where} already; get_if_exists=True takes that one"
         self._refuse(task, "ActorNameTakenError", text)
 
     def _refuse(self, task: TaskRecord, kind: str, text: str) -> None:
-        """Refuse to make an actor. It is dead at once: rows behind it must not find its name taken, nor count it."""
+        """Refuse an actor. It is dead at once: rows behind it must find its name free."""
         failure = pack_failure(kind, text)
         self.outcomes.end_with(task, FAILED, failure)
         self.on_task_ended(ActorTaskEnded(task, None, FAILED, failure))
@@ -144,14 +141,14 @@ class ActorDirectory:
         record = self.records[task.id] = ActorRecord(task, namespace)
         if before is not None:
             record.arguments = before.arguments
-        task.facts()  # Extra fields make the release of the task take the full path: its last handle ends an actor.
+        task.facts()  # Extra fields keep it from the short way of release: its last handle ends an actor.
         if record.detached:
             add_holder(task, DETACHED)
         self._retain_arguments(record)
         return record
 
     def _retain_arguments(self, record: ActorRecord) -> None:
-        """Retain the arguments of an actor that may restart: ``put`` values have no row that would make them again."""
+        """Retain the arguments for restarts: ``put`` values have no row."""
         if record.task.option("max_restarts", 0) and record.state != DEAD:
             missing = [each for each in dict.fromkeys(named_by(record.task)) if each not in record.arguments and self.tables.find(each)]
             record.arguments.update(missing)
@@ -163,7 +160,7 @@ class ActorDirectory:
             self._retain_arguments(record)
 
     def on_task_ended(self, ended: ActorTaskEnded) -> None:
-        """Handle the outcome of the task that makes an actor: the actor lives, or never will."""
+        """Accept the outcome of the task that makes an actor: it lives, or never will."""
         task, worker, status, payload = ended
         record = self.records.get(task.id)
         if record is None or record.state != CREATING:
@@ -202,17 +199,17 @@ class ActorDirectory:
             self.requests.ask(m.Write, tuple(puts), tuple(deletes), then=self._written, about=actors)
 
     def is_durable(self, actor_id: bytes) -> bool:
-        """Whether the row of a detached actor is written, as far as it can be."""
+        """Whether a detached actor's row is written."""
         return actor_id not in self._not_durable
 
     def await_durable(self, actor_id: bytes) -> bool:
-        """Have the task that makes a detached actor wait for its row. Return whether that is not written yet."""
+        """Have a detached actor's task wait for its row. Return whether it must."""
         if actor_id in self._not_durable:
             self._durable_first.add(actor_id)
         return actor_id in self._durable_first
 
     def _written(self, now: float, actor_ids: tuple[bytes, ...], answer: m.Written) -> None:
-        """Let detached actors live whose rows are durable. (If the disk is full, they are as durable as other actors.)"""
+        """Let detached actors live whose rows are written, or could not be (a full disk)."""
         self._not_durable.difference_update(actor_ids)
         awaited = self._durable_first.intersection(actor_ids)
         self._durable_first -= awaited
@@ -237,7 +234,7 @@ class ActorDirectory:
             self.retire(record, LAST_HANDLE)
 
     def on_unwanted(self, unwanted: ActorUnwanted) -> None:
-        """End an actor that was made in an attempt which does not count: nobody would ever call it."""
+        """End an actor made in a void attempt: nobody would call it."""
         worker, actor_id, attempt = unwanted
         record = self.records.get(actor_id)
         if record is None or record.worker is not worker or record.task.attempt != attempt:
@@ -276,7 +273,7 @@ class ActorDirectory:
     # -- locations --
 
     def on_find_actors(self, now: float, source: Address, message: m.FindActors) -> None:
-        """Notify a process of the locations of actors, now and whenever they change."""
+        """Notify a process of the locations of actors, now and on every change."""
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
@@ -303,7 +300,7 @@ class ActorDirectory:
         node = worker.token if worker is not None and worker.remote else self.outcomes.node if where else b""
         row = (record.id, record.state, where, record.task.attempt, record.lives_on, record.executing, record.failure)
         message = m.ActorLocations((row,))
-        if worker is not None and worker.remote:  # This daemon stands for it (``nodes.remote_actors``).
+        if worker is not None and worker.remote:  # This daemon stands for the actor (``nodes.remote_actors``).
             message = m.ActorLocations(((*row[:2], self.tables.address[1:], record.task.attempt, True, *row[5:]),))
         for incarnation in sorted(incarnations):
             watcher = self.tables.processes.get(incarnation)
@@ -315,10 +312,10 @@ class ActorDirectory:
                 self.tables.send_to_client(watcher, message)
 
     def process_gone(self, incarnation: bytes) -> None:
-        """Notify actors that a caller has exited, and fail the results that it had promised."""
+        """Notify actors of a caller's exit, and fail the results that it had promised."""
         if self.tables.nodes:
             self.tables.transitions.append(CallerExited(incarnation))
-        # It may have called actors of a shared process that have no record any more.
+        # The caller may have called actors of a shared process that have no record.
         called: dict[bytes, WorkerRecord] = {token: worker for token, worker in self.tables.workers.items() if worker.shared}
         for record in self.records.values():
             if incarnation in record.watchers:
@@ -342,7 +339,7 @@ class ActorDirectory:
     # -- ends --
 
     def on_unreferenced(self, unreferenced: ActorUnreferenced) -> None:
-        """Handle the drop of the last handle."""
+        """Accept the drop of the last handle."""
         task = unreferenced.task
         record = self.records.get(task.id)
         if record is None:
@@ -354,7 +351,7 @@ class ActorDirectory:
             self.retire(record, LAST_HANDLE)
 
     def retire(self, record: ActorRecord, reason: str, patient: bool = False) -> None:
-        """End an actor cleanly, after the calls that were made; unless ``patient``, after ``RETIRE_SECONDS`` in any case."""
+        """End an actor cleanly after the calls already made. Unless ``patient``, kill it after ``RETIRE_SECONDS``."""
         record.killed = reason
         message = m.RetireActor(record.id, record.task.attempt, False)
         if record.worker is not None and record.worker.remote:
@@ -366,7 +363,7 @@ class ActorDirectory:
             self._end_in_time(record)
 
     def drain(self) -> None:
-        """End the actors of this node, which is drained, once they have no calls."""
+        """Retire this node's actors, as it is drained."""
         for record in self.records.values():
             if record.state == ALIVE and not record.killed:
                 self.retire(record, NODE_DRAINED, patient=True)
@@ -378,7 +375,7 @@ class ActorDirectory:
             self.kill(record, message.no_restart, "zf.kill")
 
     def kill(self, record: ActorRecord, no_restart: bool, by: str) -> None:
-        """End an actor at once, and with ``no_restart`` for good. ``by`` is what the user called."""
+        """End a life at once, and with ``no_restart`` the actor. ``by`` is what the user called."""
         if record.state == DEAD:
             return
         if no_restart:
@@ -399,7 +396,7 @@ class ActorDirectory:
             self._end_in_time(record)  # Its process exits by itself, unless a method for a clean end does not return.
 
     def on_actor_ended(self, now: float, source: Address, message: m.ActorEnded) -> None:
-        """Handle the end of an actor in a shared process; its other actors live on."""
+        """Accept the end of one actor in a shared process."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
         record = self.records.get(message.actor_id)
@@ -416,13 +413,12 @@ class ActorDirectory:
             self._lost(record, message.reason or "it was killed (zf.kill)", "", facts)
 
     def _vacate(self, worker: WorkerRecord, record: ActorRecord) -> None:
-        """Remove an actor from the worker in which it lived."""
         worker.actors.pop(record.id, None)
         worker.delays.pop(record.id, None)
         record.worker = None
 
     def _end(self, record: ActorRecord, reason: str) -> None:
-        """End an actor at once: kill its process, or end it alone in a shared process."""
+        """End a life at once: kill its process, or only the actor if it shares its process."""
         worker = record.worker
         if worker is not None and worker.remote:
             self._stop_elsewhere(worker, record)
@@ -432,7 +428,6 @@ class ActorDirectory:
             self._kill_process(worker, reason)
 
     def _stop_elsewhere(self, node: WorkerRecord, record: ActorRecord) -> None:
-        """Have another node end an actor at once that lives there, or is being made."""
         record.ending = m.StopDelegated(record.id, record.task.attempt, "force", False)
         self.tables.send_to_node(node.token, record.ending)
 
@@ -442,7 +437,7 @@ class ActorDirectory:
             self.tables.effects.append(KillProcess(worker.pid, reason))
 
     def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> None:
-        """Restart the actors of a process that is proved dead, or record their death."""
+        """Restart the actors of a dead process, or record their death."""
         for actor_id in worker.actors:
             record = self.records.get(actor_id)
             if actor_id in self.tables.guests:
@@ -450,7 +445,7 @@ class ActorDirectory:
             elif record is not None and record.state != DEAD:
                 self._lost_with(record, worker, died)
         for process in self.tables.processes.values() if worker.shared and worker.job is not None else ():
-            if process.job is worker.job:  # Their links to the process have outlasted the actors that they called there.
+            if process.job is worker.job:  # Their links to the process have outlasted the actors.
                 self.tables.send_to_client(process, m.CallerGone(worker.token))
 
     def _lost_with(self, record: ActorRecord, worker: WorkerRecord, died: m.ProcessDied) -> None:
@@ -459,11 +454,11 @@ class ActorDirectory:
         record.lives_on = False
         self.logs.process_gone(record.id)
         if record.state == CREATING and record.task.state != DONE:
-            return  # Its task has failed, or runs again, like any task whose worker died.
+            return  # Its task has failed or runs again, as after any worker's death.
         self._lost(record, *how_it_died(worker, died))
 
     def on_life_ended(self, now: float, source: Address, message: m.LifeEnded) -> None:
-        """The process of an actor of this node is dead that lived on another one."""
+        """Accept that an actor's process on another node is dead."""
         record = self.records.get(message.actor_id)
         if record is None or record.worker is None or record.worker.token != source[1:] or record.task.attempt != message.attempt:
             return
@@ -472,19 +467,19 @@ class ActorDirectory:
         record.killed = record.killed or message.ending
         if message.calls >= 0:
             self.logs.record_ended(((record.id, message.calls),))
-        # A restarted daemon of either node may not know that the other one is drained; the actor itself has said so.
+        # After a restart either daemon may not know that the other node is drained; then the actor's report counts.
         drained = self.tables.nodes[source[1:]].draining or message.executing == message.actor_id
         self._lost_elsewhere(record, message.executing, message.cause, message.stderr, facts, drained)
 
     def node_lost(self, node: NodeRecord, actor_ids: Iterable[bytes], cause: str) -> None:
-        """Restart actors that lived on another node and do so no more, or record their death."""
+        """Restart actors that lived on a dead node, or record their death."""
         for actor_id in list(actor_ids):
             record = self.records.get(actor_id)
             if record is not None and record.worker is node:
                 self._lost_elsewhere(record, b"", cause, "", (("node", node.token.hex()),), node.draining)
 
     def returning_lost(self, node: NodeRecord, tasks: Iterable[TaskRecord], cause: str) -> None:
-        """Take actors for dead that were to return from another node: they may have lived there."""
+        """Take actors for dead that another node was to report: they may have lived there."""
         for task in tasks:
             record = self.records.get(task.id)
             if record is not None and record.returning and node.inflight.pop(task.id, None) is not None:
@@ -502,14 +497,11 @@ class ActorDirectory:
         record.ending = None
         self.logs.process_gone(record.id)
         record.executing = executing
-        record.lives_on = True  # What callers have a link to is this daemon.
+        record.lives_on = True  # Callers have their link to this daemon.
         self._lost(record, cause, stderr, facts, drained)
 
     def _lost(self, record: ActorRecord, cause: str, stderr: str, facts: Facts, drained: bool = False) -> None:
-        """Restart an actor that has no process any more if that is allowed; otherwise it is dead.
-
-        If its node is ``drained``, that does not count as a restart.
-        """
+        """Restart an actor without a process if a restart is left; else it is dead. A drained node costs no restart."""
         cause = record.killed or cause
         if drained or cause == NODE_DRAINED:
             facts = (*facts, ("preempted", True))
@@ -538,7 +530,7 @@ class ActorDirectory:
             self._died(record, pack_failure("ActorDiedError", text, (*facts, ("restarts", record.restarts))))
 
     def _make_again(self, record: ActorRecord) -> str:
-        """Rebuild the task that makes an actor. Return why that is impossible, or an empty string."""
+        """Run the task of an actor again. Return why that is impossible, or an empty string."""
         task = record.task
         self.forget_value(task)
         return self.rebuilding.rebuild(task, "its actor is to be restarted")
@@ -548,14 +540,14 @@ class ActorDirectory:
         return [record for record in self.records.values() if record.id[:JOB_BYTES] == job.id]
 
     def end_unheld(self, job: JobRecord, reason: str) -> None:
-        """End actors of a job to which no process has a handle, at once."""
+        """End a job's actors without handles, at once."""
         for record in self.of(job):
             if not record.detached and record.task.holders is None and record.task.pins <= 0 and record.state != DEAD:
                 record.killed = reason
                 self._end(record, reason)
 
     def forget_value(self, task: TaskRecord) -> None:
-        """Free the value of the task that makes an actor, so that the task can run again."""
+        """Free the value of an actor's task, so that the task can run again."""
         if type(task.value) is Stored:
             self.tables.freed.append(task.object_id)
         elif isinstance(task.value, Elsewhere):
@@ -563,7 +555,7 @@ class ActorDirectory:
         self.tables.inline.replace(task, None)
 
     def job_ended(self, job: JobRecord) -> None:
-        """Remove all records of a job's actors, and notify callers that are of other jobs."""
+        """Remove all records of a job's actors, and notify callers of other jobs."""
         for record in self.of(job):
             if record.state != DEAD:
                 text = f"actor {record.class_name} is dead: {record.killed or 'its job has ended'}"
@@ -583,7 +575,7 @@ class ActorDirectory:
                 self.tables.promises.remove(identifier)
 
     def remote_ended(self, job_id: bytes, job: JobRecord | None) -> None:
-        """Remove the records of a job's actors on other nodes, and notify callers of other jobs. ``job`` is its record, if there is one."""
+        """The same for a job's actors of other homes. ``job`` is its record, if there is one."""
         for identifier in [each for each in self.tables.remote_actors if each[:JOB_BYTES] == job_id]:
             remote = self.tables.remote_actors.pop(identifier)
             text = f"actor {short(identifier)} is dead: its job has ended"
@@ -592,7 +584,6 @@ class ActorDirectory:
                 self.tables.send_to_client(self.tables.processes[incarnation], m.ActorLocations((row,)))
 
     def _of_others(self, incarnations: Iterable[bytes], job: JobRecord | None) -> list[bytes]:
-        """Those of these processes of this node that are not of a job."""
         processes = self.tables.processes
         known = [each for each in sorted(incarnations) if each in processes and each not in self.tables.nodes]
         return [each for each in known if processes[each].job is not job]
@@ -618,12 +609,12 @@ class ActorDirectory:
         return record
 
     def find_lost(self) -> None:
-        """Restart actors that no process hosts after a restart of the daemon, if they may restart and a handle exists."""
+        """Restart held actors that no process hosts after a restart of the daemon."""
         for task in list(self.tables.tasks.values()):
             if task.function.actor is None or task.id in self.records or task.state != DONE:
                 continue
             if task.holders is None and task.pins <= 0:
-                continue  # It will be freed, alive or not.
+                continue  # It is to be freed, alive or not.
             record = self.enter_again(task)
             if task.status != OK:
                 self.on_task_ended(ActorTaskEnded(task, None, task.status, task.value if type(task.value) is bytes else b""))
@@ -632,11 +623,11 @@ class ActorDirectory:
                 self._lost(record, "its process ended before the node's daemon was restarted, or meanwhile", "", ())
 
     def may_return(self, task: TaskRecord) -> None:
-        """Expect that another node may report an actor to this restarted scheduler. Its callers are not notified before that."""
+        """Await another node's report on an actor before callers are notified."""
         self.records[task.id].returning = True
 
     def return_to(self, node: WorkerRecord, task: TaskRecord, attempt: int) -> None:
-        """Restore an actor that lives on another node, which reports once more that it is made."""
+        """Restore an actor on another node, which reports its creation again."""
         self.references.revive(task)
         self.references.pin(named_by(task))
         self.forget_value(task)
@@ -649,7 +640,7 @@ class ActorDirectory:
         self.tables.transitions.append(ActorReturned(task.id))
 
     def has_returned(self) -> None:
-        """All nodes have reported: actors that none of them has are made again, or dead."""
+        """Stop awaiting: all nodes have reported."""
         for record in self.records.values():
             worker = record.task.worker
             if record.returning and (worker is None or not worker.remote):
@@ -688,12 +679,11 @@ def how_it_died(worker: WorkerRecord, died: m.ProcessDied) -> tuple[str, str, Fa
 
 
 def _is_elsewhere(record: ActorRecord) -> bool:
-    """Whether an actor lives on another node, or is being made there."""
     worker = worker_of(record)
     return worker is not None and worker.remote
 
 
 def _as_death(payload: bytes) -> bytes:
-    """The failure of the task that makes an actor, converted to the failure of the actor."""
+    """The failure of an actor's task as a failure of the actor."""
     kind, text, facts = unpack_failure(payload)
     return pack_failure("ActorDiedError" if kind in _CRASHES else kind, text, facts)

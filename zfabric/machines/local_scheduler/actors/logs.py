@@ -1,20 +1,18 @@
-"""The logs of actors' calls, on the scheduler's side. It passes blocks and checkpoints to the control store and reports commits.
+"""Call logs of actors, on the scheduler's side: passes blocks and checkpoints to the control store and reports commits.
 
-One process at a time may add to a log: the actor's present process, in its present attempt. Blocks from any other process are refused. (If
-the actor lives on another node, that node passes on what its process sends: ``nodes.relayed_logs``.) Blocks of a process that arrived
-before its death was known are written before the next life reads the log, since both go through this class. So at most one life can
-commit, and the committed part of a log is always a prefix of the calls that ran.
+*One writer.* Only the actor's present process, in its present attempt, may add to its log; other blocks are refused. (For an actor on
+another node, that node passes them on: ``nodes.relayed_logs``.) Blocks that arrive before their process's death is known are written before
+the next life reads the log, since both go through here. So the committed part of a log is always a prefix of the calls that ran.
 
-Objects to which rows, or the state in a checkpoint, refer are pinned from their arrival here, while their senders still hold them, until
-the rows are dropped. A checkpoint drops the rows before it, once its last part is committed; the end of the actor drops everything. Rows
-that made large values which still exist are retained, with the checkpoint before them: if such a value is lost, a replay makes it again
-(``remakes``).
+*Pins.* Objects in rows, or in a checkpoint, are pinned on arrival, while the sender still holds them, until the rows are dropped. A
+checkpoint drops the rows before it once its last part is committed; the end of the actor drops everything. Rows that made large values are
+retained with the checkpoint before them as long as these values exist: a replay can make them again (``remakes``).
 
-**Calls that are not logged** (``quiescence``) have no rows, only checkpoints. When the process dies, the effects of calls that ended after
-the last checkpoint are lost. Their number is read from what the process left, and the job's driver is notified once the actor lives again.
+*Calls that are not logged* (``quiescence``) have checkpoints only. A death loses the effects of calls after the last one; their number is
+read from what the process left, and the driver is notified when the actor lives again.
 
-**While the control store cannot write** (a full disk), messages to be written wait here, in order, and so do the outcomes in the actor's
-process. If that process dies meanwhile, those calls have never happened.
+*A control store that cannot write* (a full disk): messages wait here, in order, and outcomes in the actor's process. If that process dies,
+those calls have never happened.
 """
 
 from __future__ import annotations
@@ -37,11 +35,11 @@ from zfabric.protocol.names import brief
 from zfabric.protocol.options import option
 
 PAGE = 500
-"""Rows of the control store in one answer to a process that replays. An answer ends earlier after a few megabytes."""
+"""Rows of the control store per answer to a replay; an answer also ends after a few megabytes."""
 
 
 class ActorLogs:
-    """The logs of all actors of this node."""
+    """The logs of all actors of this home."""
 
     def __init__(self, tables: Tables, requests: PendingRequests, references: References) -> None:
         self.tables = tables
@@ -49,22 +47,22 @@ class ActorLogs:
         self.references = references
         self.logs = self.tables.logs
         self.spare: list[tuple[str, bytes]] = []
-        """Rows of dead actors that are to be deleted from the control store."""
+        """Rows of dead actors to delete from the control store."""
         self.acknowledged: dict[bytes, int] = {}
-        """Number of the last committed message of each actor, to be sent at the end of this turn."""
+        """Last committed message of each actor, sent at the end of this turn."""
         self.recorded: dict[tuple[bytes, bytes, int], int] = {}
-        """The same for actors on other nodes: by node, actor and attempt."""
+        """The same for actors elsewhere, by node, actor and attempt."""
 
     # -- messages of actors --
 
     def on_log_appended(self, now: float, source: Address, message: m.LogAppended) -> None:
-        """Write a block of rows to the control store."""
+        """Write a block of rows."""
         log = self._of(source, message)
         if log is None:
             return
         block = LogBlock(message.last, 0, message.refs, message.made)
         before = next((known.last for known in reversed(log.blocks) if known.last <= block.last), 0)
-        if before != block.last:  # Otherwise it is repeated.
+        if before != block.last:  # Otherwise it is a repeat.
             self.references.pin(block.refs)
             log.blocks.append(block)
         log.last = max(log.last, message.last)
@@ -72,7 +70,7 @@ class ActorLogs:
         self._write(log, Writing(source[1:], message.attempt, message.number, (*block.keys(log.actor_id)[0], value), block))
 
     def on_checkpoint(self, now: float, source: Address, message: m.Checkpoint) -> None:
-        """Write a part of a checkpoint to the control store."""
+        """Write a part of a checkpoint."""
         log = self._of(source, message)
         if log is None:
             return
@@ -87,7 +85,7 @@ class ActorLogs:
         self._write(log, Writing(source[1:], message.attempt, message.number, row, whole))
 
     def on_replay_progress(self, now: float, source: Address, message: m.ReplayProgress) -> None:
-        """Record how far a replay has come; at its end, the callers whose outcomes the actor retains."""
+        """Record how far a replay has come and, at its end, the callers whose outcomes the actor retains."""
         record = self._record(source, message.actor_id)
         worker = worker_of(record) if record is not None else None
         if record is None or worker is None:
@@ -101,7 +99,7 @@ class ActorLogs:
                 self.tables.send_to_control(worker, m.CallerGone(caller))
 
     def on_call_counts(self, now: float, source: Address, message: m.CallCounts) -> None:
-        """Record how many calls have ended that are not logged. Ignored while the actor is being made: its last life had more."""
+        """Record how many unlogged calls have ended, unless the actor is being made: its last life had more."""
         record = self._record(source, message.actor_id)
         if record is not None and record.worker is not None:
             log = self.logs.setdefault(message.actor_id, ActorLog(message.actor_id))
@@ -115,12 +113,12 @@ class ActorLogs:
         return self.logs.setdefault(message.actor_id, ActorLog(message.actor_id))
 
     def is_of(self, source: Address, actor_id: bytes, attempt: int) -> bool:
-        """Whether a sender is the process in which an actor lives, or is being made, in this attempt; or the node of that process."""
+        """Whether a sender is the writer: the actor's process, or that process's node, in this attempt."""
         record = self._record(source, actor_id)
         return record is not None and record.task.attempt == attempt
 
     def _record(self, source: Address, actor_id: bytes) -> ActorRecord | None:
-        """The record of an actor, if the sender is the process in which it lives, or is being made; or the node of that process."""
+        """The record of an actor, if the sender is its process, or that process's node."""
         record = self.tables.actors.get(actor_id)
         process = self.tables.processes.get(source[1:])
         worker = (self.tables.workers.get(process.name) or self.tables.nodes.get(process.name)) if process is not None else None
@@ -141,7 +139,6 @@ class ActorLogs:
         self.requests.ask(m.Write, (writing.row,), (), then=self._written, about=(log, writing))
 
     def _written(self, now: float, about: tuple[ActorLog, Writing], answer: m.Written) -> None:
-        """Handle the control store's answer to a write."""
         log, writing = about
         if self.logs.get(log.actor_id) is not log or writing not in log.writing:
             return
@@ -158,12 +155,11 @@ class ActorLogs:
             self._forget(log, writing)
 
     def _may_write_again(self, writing: Writing, log: ActorLog) -> bool:
-        """Whether what could not be written is of the present life."""
         record = self.tables.actors.get(log.actor_id)
         return writing.writer in self.tables.processes and record is not None and record.task.attempt == writing.attempt
 
     def _warn(self, log: ActorLog, text: str) -> None:
-        """Notify the actor's driver, once, that outcomes wait for the disk."""
+        """Notify the driver, once, that outcomes wait for the disk."""
         record = self.tables.actors.get(log.actor_id)
         if log.trouble or record is None:
             return
@@ -188,7 +184,7 @@ class ActorLogs:
                 self._truncate(log, writing.block)
 
     def _truncate(self, log: ActorLog, checkpoint: LogBlock) -> None:
-        """Replace the log before a complete checkpoint by it, except blocks that can make existing values again."""
+        """Drop the log before a complete checkpoint, except blocks that can make existing values again."""
         spare = [block for block in log.stray if block.last <= checkpoint.last]
         log.stray = [block for block in log.stray if block.last > checkpoint.last]
         if log.checkpoint is None or log.checkpoint.last < checkpoint.last:
@@ -207,12 +203,12 @@ class ActorLogs:
         self._delete(log, spare)
 
     def _lives(self, identifier: bytes) -> bool:
-        """Whether a value may have to be made again, or is being made again (PENDING)."""
+        """Whether a value may have to be made again, or is being made."""
         record = self.tables.find(identifier)
         return record is not None and record.status != FAILED
 
     def _delete(self, log: ActorLog, blocks: list[LogBlock]) -> None:
-        """Delete blocks, except rows that a newer one has replaced: a checkpoint has the keys of an incomplete one after the same call."""
+        """Delete blocks, except keys that a newer one has: an incomplete checkpoint after the same call."""
         stay = {key for block in self._all(log) if block.parts for key in block.keys(log.actor_id)}
         deletes = tuple(key for block in blocks for key in block.keys(log.actor_id) if key not in stay)
         for block in blocks:
@@ -230,7 +226,7 @@ class ActorLogs:
                 log.blocks.remove(block)
 
     def process_gone(self, actor_id: bytes) -> None:
-        """Drop messages of a dead process that could not be written."""
+        """Drop a dead process's failed messages."""
         log = self.logs.get(actor_id)
         if log is not None:
             failed, log.failed = log.failed, deque()
@@ -239,9 +235,9 @@ class ActorLogs:
                 self._forget(log, writing)
 
     def record_ended(self, rows: Iterable[Row], early: bool = False) -> None:
-        """Record the numbers of ended calls that dead processes have left. ``early``: actors have no records yet.
+        """Record how many calls dead processes had ended. ``early`` means that actors have no records yet.
 
-        A process that died before it was reported to be the actor has run no calls: the number from the process before it stands.
+        A process that died before its actor lived has run no calls; the earlier number stands.
         """
         for actor_id, ended in rows:
             record = self.tables.actors.get(actor_id)
@@ -252,16 +248,13 @@ class ActorLogs:
                 log.ended, log.exact = ended, True
 
     def lives_on(self, actor_id: bytes) -> None:
-        """Reset the number that an earlier life has left, for an actor that lived through the daemon's restart.
-
-        The earlier daemon has reported what that life lost.
-        """
+        """Reset the number of an earlier life, whose loss the earlier daemon has reported."""
         log = self.logs.get(actor_id)
         if log is not None:
             log.ended, log.exact = 0, False
 
     def restarted(self, record: ActorRecord) -> None:
-        """Report the calls whose effects are lost as an actor goes on from its last checkpoint."""
+        """Report the calls whose effects a restart from a checkpoint has lost."""
         log = self.logs.get(record.id)
         if log is None or not record.lived_before or not is_unlogged(record):
             return
@@ -287,7 +280,7 @@ class ActorLogs:
             self.tables.send_to_client(driver, m.Notice("warning", text))
 
     def acknowledge(self) -> None:
-        """Notify actors of the commits of this turn."""
+        """Notify actors of this turn's commits."""
         acknowledged, self.acknowledged = self.acknowledged, {}
         for actor_id, number in acknowledged.items():
             record = self.tables.actors.get(actor_id)
@@ -298,18 +291,18 @@ class ActorLogs:
     # -- reading a log --
 
     def read(self, source: Address, token: int, actor_id: bytes, table: str, after: bytes) -> None:
-        """Read a page of an actor's log, or of its checkpoints, for the process in which the actor is being made."""
+        """Read a page of an actor's log or checkpoints, for its process or for a replay. Raises ValueError for others."""
         may = self._record(source, actor_id) is not None or self._remakes(source, actor_id)
         if table not in (LOG, CHECKPOINT) or not may:
             raise ValueError("the log of an actor is read by the process that is to be the actor")
         self.scan(actor_id, table, after, self._found, (source, token))
 
     def scan(self, actor_id: bytes, table: str, after: bytes, then: Callable[[float, Any, m.Found], None], about: Any) -> None:
-        """Read a page of an actor's log, or of its checkpoints; ``then`` receives it."""
+        """Read a page of a log or of checkpoints; ``then`` receives it."""
         self.requests.ask(m.Scan, table, actor_id, after, PAGE, then=then, about=about)
 
     def _remakes(self, source: Address, actor_id: bytes) -> bool:
-        """Whether a process replays this actor's calls for a lost value."""
+        """Whether a process replays the actor's calls for a lost value."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
         return worker is not None and any(
@@ -317,12 +310,11 @@ class ActorLogs:
         )
 
     def _found(self, now: float, about: tuple[Address, int], message: m.Found) -> None:
-        """Send on a page from the control store."""
         source, token = about
         self.tables.send(source, m.Answer(token, (message.rows, message.more), ""))
 
     def describe(self, record: ActorRecord) -> dict[str, int | str | None]:
-        """Facts for users: number of logged calls, last checkpoint, calls after it, progress of a replay, and lost calls."""
+        """Facts for users: logged calls, last checkpoint, calls after it, progress of a replay, lost calls."""
         every, unlogged = record.task.option("checkpoint_every"), is_unlogged(record)
         log = self.logs.get(record.id)
         checkpoint = log.checkpoint.last if log is not None and log.checkpoint is not None else None
@@ -347,7 +339,7 @@ class ActorLogs:
     # -- the end of a log --
 
     def drop(self, actor_id: bytes) -> None:
-        """Drop the log of an actor that is dead for good. Its rows are deleted after the row that would make the actor again."""
+        """Drop the log of a dead actor. Its rows are deleted after the row of the actor."""
         log = self.logs.pop(actor_id, None)
         if log is not None:
             blocks = self._all(log)
@@ -356,21 +348,21 @@ class ActorLogs:
             self.spare += [key for block in blocks for key in block.keys(actor_id)]
 
     def _all(self, log: ActorLog) -> list[LogBlock]:
-        """All blocks that are pinned and written for an actor, or will be. Incomplete checkpoints pin nothing."""
+        """All blocks of an actor, written or under way. Incomplete checkpoints pin nothing."""
         coming = {block.last: block for writing in log.writing if (block := writing.block) is not None and block.parts}
         stray = [coming.get(block.last, block) for block in log.stray]
         checkpoint = [log.checkpoint] if log.checkpoint is not None else []
         return [*log.blocks, *checkpoint, *stray, *(block for past in log.past for block in past.all())]
 
     def job_ended(self, job_id: bytes) -> list[tuple[str, bytes]]:
-        """Remove the logs of a job's actors; return their rows, to be deleted with the job's others."""
+        """Remove the logs of a job's actors; return the rows to delete."""
         ended = [actor_id for actor_id in self.logs if actor_id[:JOB_BYTES] == job_id]
         return [key for actor_id in ended for block in self._all(self.logs.pop(actor_id)) for key in block.keys(actor_id)]
 
     # -- after a restart of the daemon --
 
     def adopt(self, table: str, rows: tuple[Row, ...]) -> None:
-        """Restore logs from rows of the control store, in order. Refs are pinned later (``recover``)."""
+        """Restore logs from rows of the control store, in order. ``recover`` pins their refs."""
         for key, value in rows:
             actor_id, last = key[:TASK_BYTES], int.from_bytes(key[TASK_BYTES : TASK_BYTES + 8], "big")
             log = self.logs.setdefault(actor_id, ActorLog(actor_id))
@@ -384,16 +376,16 @@ class ActorLogs:
             index = int.from_bytes(key[TASK_BYTES + 8 :], "big")
             part = LogBlock(last, count, ())
             replaced = part not in log.stray and (log.checkpoint is None or log.checkpoint[:2] != (last, count))
-            if index == 0 or replaced:  # Parts of an incomplete one may have been replaced by parts of another.
+            if index == 0 or replaced:  # Parts of an incomplete checkpoint may have been replaced by another's.
                 log.stray.append(part)
-            if index == count - 1 and log.stray and log.stray[-1][:2] == (last, count):  # The last part follows all the others.
+            if index == count - 1 and log.stray and log.stray[-1][:2] == (last, count):  # The last part follows all others.
                 log.stray.pop()
                 if log.checkpoint is not None:
                     log.past.append(RetainedBlocks(log.checkpoint, []))
                 log.checkpoint = LogBlock(last, count, refs)
 
     def references_of(self) -> Iterator[tuple[bytes, ...]]:
-        """Refs of each block, as often as they are to be pinned."""
+        """Refs of each block, once for each pin."""
         for log in self.logs.values():
             yield from (block.refs for block in self._all(log))
 
@@ -405,7 +397,7 @@ class ActorLogs:
             self.references.pin(refs)
 
     def _find_past(self, log: ActorLog) -> None:
-        """Put blocks from before the last checkpoint with the checkpoint before them."""
+        """Move blocks from before the last checkpoint to the checkpoint that they follow."""
         while log.checkpoint is not None and log.blocks and log.blocks[0].last <= log.checkpoint.last:
             block = log.blocks.popleft()
             before = [past for past in log.past if past.base is None or past.base.last < block.last]
@@ -415,7 +407,7 @@ class ActorLogs:
             before[-1].blocks.append(block)
 
     def drop_lost(self) -> None:
-        """Drop the logs of actors that are dead or have no record."""
+        """Drop the logs of actors that are dead or unknown."""
         for actor_id in list(self.logs):
             record = self.tables.actors.get(actor_id)
             if record is None or record.state == DEAD:

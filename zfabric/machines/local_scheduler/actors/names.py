@@ -1,9 +1,9 @@
-"""Names of actors in a cluster: the head decides which actor gets a name, and all nodes are asked which actor has it.
+"""Names of actors in a cluster: the head gives each name to one actor.
 
-A new actor with a name waits until the head has given it that name (``ClaimName``): of two nodes, one gets it. Its home has the record of
-the name. The head has only the ids of the actor and of its home, in memory. After a restart of the head's daemon, or of a home's, the home
-repeats its claims: before ``Ready`` those of actors that have their names, behind it those without an answer. A restarted head answers
-the latter, and claims of its own, once all nodes have registered. In a cluster of one node nobody is asked.
+A new named actor waits until the head has answered its claim (``ClaimName``). The home has the record of the name; the head has, in memory,
+only the ids of the actor and its home. After a restart of either daemon the home repeats its claims: before ``Ready`` those of actors that
+have their names, after it the unanswered ones, which a restarted head answers once all nodes have registered. In a cluster of one nobody is
+asked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zfabric.protocol.ids import LOCAL_SCHEDULER, Address
 
 
 class _Holder(NamedTuple):
-    """Who has a name: an actor, its home, and the incarnation of the home's daemon that has claimed it."""
+    """Who has a name: an actor, its home, and the home's daemon that claimed it."""
 
     actor_id: bytes
     home: bytes
@@ -28,7 +28,7 @@ class _Holder(NamedTuple):
 
 
 class ActorNames:
-    """Claims names for actors of this node; on the head, decides all claims."""
+    """Claims names for this home's actors; on the head, decides all claims."""
 
     def __init__(self, tables: Tables, actors: ActorDirectory, outcomes: Outcomes, node: bytes) -> None:
         self.tables = tables
@@ -36,18 +36,17 @@ class ActorNames:
         self.outcomes = outcomes
         self.node = node
         self._holders: dict[tuple[str, str], _Holder] = {}
-        """On the head: who has each name, of actors of other nodes. Those of its own are in ``ActorDirectory.named``."""
+        """On the head: holders of names, without its own actors (``ActorDirectory.named``)."""
         self._waiting: dict[bytes, TaskRecord] = {}
-        """Actors of this node that wait for their names."""
         self._own_claims: list[m.ClaimName] = []
-        """On a restarted head, claims of its own new actors until all nodes have registered."""
+        """On a restarted head: its own new claims, until all nodes have registered."""
         self.held: list[tuple[Address, m.Query]] = []
-        """Questions about names that such actors wait for."""
+        """Queries for names that such actors wait for."""
 
     # -- at an actor's home --
 
     def claim(self, task: TaskRecord) -> bool:
-        """Claim the name of a new actor. Return whether the actor has to wait for it."""
+        """Claim the name of a new actor. Return whether the actor must wait."""
         record = self.tables.actors.get(task.id)
         if record is None or not record.name or not self.tables.nodes:
             return False
@@ -62,7 +61,7 @@ class ActorNames:
         return True
 
     def on_name_claimed(self, now: float, source: Address, message: m.NameClaimed) -> None:
-        """The head has decided: the actor is made, or refused."""
+        """Make or refuse an actor, as the head has decided."""
         if source[1:] != self.tables.head:
             self.tables.counts["refused"] += 1
             return
@@ -75,26 +74,26 @@ class ActorNames:
         self.outcomes.resolved(task)
 
     def on_freed(self, freed: ActorNameFreed) -> None:
-        """Notify the head that an actor of this node does not need its name any more."""
+        """Notify the head that a name is free."""
         self._waiting.pop(freed.actor_id, None)
         if self.tables.nodes:
             self.tables.send_to_node(self.tables.head, m.FreeName(*freed))
 
     def on_returned(self, returned: ActorReturned) -> None:
-        """Claim the name of an actor again that this restarted scheduler did not have yet when it repeated its claims."""
+        """Claim the name of an actor that returned after this node had repeated its claims."""
         record = self.tables.actors.get(returned.actor_id)
         if record is not None and record.name and self.tables.head in self.tables.nodes:
             self.tables.send_to_node(self.tables.head, m.ClaimName(record.id, record.namespace, record.name))
 
     def repeat(self, node: bytes, answered: bool) -> None:
-        """Repeat claims to the head, whose daemon or this one is new: those that it has ``answered``, or all others."""
+        """Repeat claims to the head after a restart: the ``answered`` ones, or all others."""
         for record in self.actors.named.values() if node == self.tables.head else ():
             if (record.id not in self._waiting) == answered:
                 self.tables.send_to_node(node, m.ClaimName(record.id, record.namespace, record.name))
 
     def holds_back(self, source: Address, message: m.Query) -> bool:
-        """Retain a question about a name that an actor here waits for. Return whether it is one."""
-        if message.what == "actor" and self.tables.unsettled is not None:  # An actor of this node may live on another one.
+        """Retain a query for a name that an actor here waits for. Return whether it is retained."""
+        if message.what == "actor" and self.tables.unsettled is not None:  # An actor of this home may live on another node.
             self.held.append((source, message))
             return True
         if message.what != "actor" or not self._waiting:
@@ -107,7 +106,7 @@ class ActorNames:
         return True
 
     def take_held(self) -> list[tuple[Address, m.Query]]:
-        """Take questions that were held back, once an actor has received its answer."""
+        """Take the retained queries."""
         held, self.held = self.held, []
         return held
 
@@ -115,17 +114,17 @@ class ActorNames:
 
     @property
     def is_due(self) -> bool:
-        """Whether claims of this node wait that can be answered: all nodes have registered, and have claimed the names that they have."""
+        """Whether own claims can be answered: all nodes have registered with their names."""
         return bool(self._own_claims) and self.tables.unsettled is None
 
     def answer_own(self) -> None:
-        """Answer the claims of this node that waited for all others to register."""
+        """Answer the head's own claims."""
         claims, self._own_claims = self._own_claims, []
         for claim in claims:
             self.on_claim_name(0.0, LOCAL_SCHEDULER + self.node, claim)
 
     def on_claim_name(self, now: float, source: Address, message: m.ClaimName) -> None:
-        """A home claims a name for an actor: the first one gets it."""
+        """Give a name to the first actor that claims it."""
         home = source[1:]
         node = self.tables.nodes.get(home)
         if self.node != self.tables.head or (node is None and home != self.node):
@@ -144,16 +143,16 @@ class ActorNames:
         self.tables.send_to_node(home, m.NameClaimed(message.actor_id, has))
 
     def _is_stale(self, holder: _Holder) -> bool:
-        """Whether the holder's home has another daemon by now, which has repeated its claims without this one."""
+        """Whether the holder's home has a newer daemon, which has not repeated the claim."""
         node = self.tables.nodes.get(holder.home)
         return node is None or (node.daemon != holder.daemon and node.process is not None and node.process.ready)
 
     def on_free_name(self, now: float, source: Address, message: m.FreeName) -> None:
-        """An actor does not need its name any more."""
+        """Free a name."""
         holder = self._holders.get((message.namespace, message.name))
         if holder is not None and holder.actor_id == message.actor_id and holder.home == source[1:]:
             del self._holders[message.namespace, message.name]
 
     def node_died(self, node: bytes) -> None:
-        """Free the names of actors whose home has died."""
+        """Free the names of a dead home's actors."""
         self._holders = {key: holder for key, holder in self._holders.items() if holder.home != node}

@@ -1,9 +1,8 @@
-"""Lost results of logged calls are made again by a replay: the stateful edges of the lineage.
+"""Lost results of logged calls: a replay makes them again.
 
-A large value that an actor's method returned was not made by a task. It was made by a history: the state in a checkpoint, and the calls
-after it, in order. When such a value is lost, the calls from that checkpoint to the one that made it run again, in a process of their own
-beside the actor. The value of the last one replaces the lost value (paper, sections 3.2 and 4.2.3). The replay is a task of the actor's
-class that makes no actor, and nothing but the value waits for it.
+An actor's result was made by a history: a checkpoint and the calls after it. If a large result is lost, the calls from that checkpoint to
+the one that made it run again, in a process beside the actor (paper, sections 3.2 and 4.2.3). The replay is a task of the actor's class
+that makes no actor.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from zfabric.protocol.messages import ERROR, FAILED, Row
 from zfabric.protocol.options import HERE
 
 RETRIES = 3
-"""Number of times that a replay begins again after its process died."""
+"""Replays after the first, if their process dies."""
 
 
 class Remakes:
@@ -58,7 +57,7 @@ class Remakes:
         if not from_checkpoint:  # The replay begins with ``__init__``.
             arguments = maker.row[2:4]
             options += (("contains", maker.contains()),) if maker.contains() else ()
-        if self.tables.nodes:  # The actor may live on another node; the log is here.
+        if self.tables.nodes:  # The log is here, wherever the actor lives.
             options += (("strategy", HERE),)
         first = self.tables.first_attempt
         task = TaskRecord((prefix + pack_counter(self._begun), maker.row[1], *arguments, options), maker.function, b"", first)
@@ -74,7 +73,7 @@ class Remakes:
             self.admission.resolve(task)
 
     def on_ended(self, ended: RemakeEnded) -> None:
-        """Handle the end of a replay. Its value was reported before."""
+        """Accept the end of a replay, whose value was reported before."""
         task, worker, status, payload = ended
         identifier = self._wanted.pop(task.id, None)
         if identifier is None:
@@ -93,6 +92,6 @@ class Remakes:
             self.outcomes.settle_value(record, FAILED, pack_failure("ObjectLostError", text, facts))
 
     def job_ended(self, job_id: bytes) -> None:
-        """Forget the replays of a job that ends."""
+        """Drop the replays of an ended job."""
         for task_id in [task_id for task_id in self._wanted if task_id[:JOB_BYTES] == job_id]:
             del self._wanted[task_id]

@@ -1,7 +1,7 @@
-"""The bundles of placement groups that this node has: reserved for a home, used by tasks, freed.
+"""The bundles of this node: reserved for a home, used by tasks, freed.
 
-A bundle is taken from the node's resources at once, even if tasks use them. The free amount is negative then, so no further task begins,
-and the bundle is reserved once the running tasks have ended. So a bundle waits for tasks, and never for another bundle.
+A bundle is taken from the node's resources at once, though tasks may use them: the free amount is then negative, no task begins, and the
+bundle is reserved when the running tasks have ended. So bundles wait for tasks and never for each other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address
 
 
 class Bundles:
-    """The bundles of this node, over the shared tables."""
+    """The bundles of this node."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class Bundles:
         self.dispatcher = dispatcher
         self.actors = actors
         self._waiting: list[list[Bundle]] = []
-        """Bundles that were asked for by one message, and wait for the end of tasks."""
+        """Bundles of one request each that wait for tasks to end."""
         self.watchers: dict[bytes, dict[str, int]] = {}
-        """Homes that are to be notified when there is more room than this: what there was at the end of the last turn."""
+        """Homes to notify when there is more room than this, which there was at the end of the last turn."""
 
     # -- room --
 
@@ -60,7 +60,7 @@ class Bundles:
     # -- reserving --
 
     def on_prepare_bundles(self, now: float, source: Address, message: m.PrepareBundles) -> None:
-        """Take bundles from this node's resources. They are reserved once no task uses those."""
+        """Take bundles from this node's resources; they are reserved once no task uses those."""
         home = self.tables.sender_of(source)
         if home is None:
             self.tables.counts["refused"] += 1
@@ -92,20 +92,20 @@ class Bundles:
         self.tables.counts["bundles"] += 1
 
     def on_commit_bundles(self, now: float, source: Address, message: m.CommitBundles) -> None:
-        """All bundles of a group are reserved: tasks may run in those of this node."""
+        """Let tasks run in the bundles of a whole group."""
         home = self.tables.sender_of(source)
         for bundle in self.tables.bundles.get(message.group, {}).values():
             bundle.committed |= bundle.home == home and bundle.durable
         self.tables.group_changed(message.group)
 
     def on_hold_bundles(self, now: float, source: Address, message: m.HoldBundles) -> None:
-        """The bundles that this node has for a home, after a restart of a daemon."""
+        """Accept a home's list of its bundles after a restart of a daemon."""
         home = self.tables.sender_of(source)
         if home is not None:
             self.hold(home, message.rows)
 
     def hold(self, home: bytes, rows: m.Rows) -> None:
-        """Retain these bundles of a home, and free the others that it has here."""
+        """Retain these bundles of a home, and free its others."""
         wanted = {(group, index): committed for group, index, committed in rows}
         for group, bundles in list(self.tables.bundles.items()):
             own = [bundle for bundle in bundles.values() if bundle.home == home]
@@ -115,20 +115,20 @@ class Bundles:
             self.tables.group_changed(group)
 
     def on_free_bundles(self, now: float, source: Address, message: m.FreeBundles) -> None:
-        """Bundles are no longer needed."""
+        """Free bundles."""
         home = self.tables.sender_of(source)
         bundles = self.tables.bundles.get(message.group, {})
         named = [bundle for index, bundle in bundles.items() if not message.indexes or index in message.indexes]
         self._free([bundle for bundle in named if bundle.home == home], message.reason)
 
     def node_died(self, node: bytes) -> None:
-        """The home of groups is dead: nobody decides about them any more."""
+        """Free the bundles of a dead home."""
         self.watchers.pop(node, None)
         for bundles in list(self.tables.bundles.values()):
             self._free([bundle for bundle in bundles.values() if bundle.home == node], "the node that had made it is dead")
 
     def job_ended(self, job: bytes) -> None:
-        """A job has ended, and its groups with it."""
+        """Free the bundles of an ended job, without detached ones."""
         for group, bundles in list(self.tables.bundles.items()):
             if group[:JOB_BYTES] == job:
                 self._free([bundle for bundle in bundles.values() if not bundle.detached], "its job has ended")
@@ -136,7 +136,7 @@ class Bundles:
     # -- freeing --
 
     def _free(self, bundles: Iterable[Bundle], reason: str) -> None:
-        """End what runs in these bundles. Their resources are the node's again once its processes are proved dead."""
+        """End what runs in these bundles. The node has their resources again once the processes are proved dead."""
         ending = [bundle for bundle in bundles if not bundle.ending]
         for bundle in ending:
             bundle.ending = True
@@ -161,7 +161,7 @@ class Bundles:
         self.workers.end(worker, reason)
 
     def end_of_turn(self) -> None:
-        """Reserve bundles whose resources no task uses any more; return those of bundles that nothing uses; report that there is room."""
+        """Reserve waiting bundles with free resources, return the resources of unused ones, and report room."""
         for bundles in list(self.tables.bundles.values()):
             for bundle in [each for each in bundles.values() if each.ending and (each.pool is None or each.pool.idle)]:
                 self._give_back(bundle)
@@ -173,10 +173,10 @@ class Bundles:
                 del self.watchers[home]
                 self.tables.send_to_peer(home, m.RoomGrew())
             else:
-                self.watchers[home] = capacity  # What it reserves by that answer is more again once it is returned.
+                self.watchers[home] = capacity  # What a home reserves comes back later, and then counts as more room.
 
     def _reserve(self, bundles: list[Bundle]) -> bool:
-        """Reserve bundles if no task uses their resources any more. Return whether they wait no longer."""
+        """Reserve bundles if no task uses their resources. Return whether they wait no longer."""
         if any(bundle.ending for bundle in bundles):
             return True
         pool = self.tables.pool
@@ -186,7 +186,7 @@ class Bundles:
         for bundle in bundles:
             amount = dict(bundle.demand).get(GPU, 0)
             gpus[bundle.index] = pool.acquire_gpus(amount)
-            if amount and not gpus[bundle.index]:  # Halves of two GPUs are no whole one.
+            if amount and not gpus[bundle.index]:  # Two halves of different GPUs are no whole one.
                 for each in bundles[: bundles.index(bundle)]:
                     pool.release_gpus(gpus[each.index], dict(each.demand).get(GPU, 0))
                 return False
@@ -199,7 +199,7 @@ class Bundles:
         return True
 
     def _durable(self, now: float, bundles: list[Bundle], answer: m.Written) -> None:
-        """Report bundles whose rows are written. (If the disk is full, they are refused.)"""
+        """Report bundles as reserved once their rows are written; refuse them if the disk is full."""
         if any(bundle.ending for bundle in bundles):
             return
         first = bundles[0]
@@ -221,7 +221,7 @@ class Bundles:
             del self.tables.bundles[bundle.group]
 
     def restore(self, rows: m.Rows) -> None:
-        """Reserve the bundles of these rows again after a restart of the daemon, before their tasks take them up."""
+        """Reserve the bundles of these rows after a restart, before their tasks resume."""
         for key, value in rows:
             facts = unpack_row(value)
             group, index = key[:TASK_BYTES], int.from_bytes(key[TASK_BYTES:], "big")
@@ -233,5 +233,4 @@ class Bundles:
 
 
 def _key(bundle: Bundle) -> bytes:
-    """The key of a bundle's row. That of a group, at its home, is its id."""
     return bundle.group + bundle.index.to_bytes(2, "big")

@@ -1,11 +1,9 @@
-"""Placement groups at their home: made, reserved, made whole again after the death of a node, removed.
+"""Placement groups at their home: reserved, reserved again after the death of a node, removed.
 
-A group is reserved in two steps. Its home first asks all nodes what room they have, and chooses a node for each bundle (``planning``).
-It then has these nodes prepare their bundles, one node after the other, in the order of their numbers. So if two groups need the same
-nodes, one of them comes first on all. If a node refuses, since another group was faster, all bundles are freed and the group is planned
-anew. Once all are prepared, the row in the control store says so, and the bundles are committed.
-
-The home of a group is the node of its job's driver, wherever the task ran that made it. If that node dies, the job ends with its groups.
+The home is the node of the job's driver. It asks all nodes for their room (``AskRoom``), chooses a node for each bundle (``planning``), and
+has these nodes prepare their bundles (``PrepareBundles``), one after the other in the order of their numbers: of two groups that need the
+same nodes, one comes first everywhere. If a node refuses, all bundles are freed and the group is planned anew. Once all are prepared, the
+group's row is written, and the bundles are committed (``CommitBundles``).
 """
 
 from __future__ import annotations
@@ -27,31 +25,30 @@ from zfabric.protocol.messages import CREATED, REMOVED, RESCHEDULING
 from zfabric.protocol.options import Demand, Strategy, accepts
 
 SURVEY_SECONDS = 1.0
-"""How long a node may take to report its room. A group is planned without those that do not answer."""
+"""Seconds in which a node must report its room; a group is planned without the others."""
 
 
 class Groups:
-    """The placement groups of this node's jobs, over the shared tables."""
+    """The placement groups of this node's jobs."""
 
     def __init__(self, tables: Tables, requests: PendingRequests, bundles: Bundles) -> None:
         self.tables = tables
         self.requests = requests
         self.bundles = bundles
         self._survey = 0
-        """The number of the last question about room."""
+        """Number of the last survey of room."""
         self._asked_at = 0.0
         self._expected: set[bytes] = set()
-        """Nodes that have not answered it."""
+        """Nodes that have not answered the last survey."""
         self._until: float | None = None
-        """When they are waited for no longer."""
+        """When the survey ends without them."""
         self._unmet: dict[bytes, float] = {}
-        """Groups that no node can ever hold, and when their drivers are warned."""
+        """Groups that no node can hold, and when their drivers are warned."""
         self._surveyed: set[bytes] = set()
-        """Nodes that were asked."""
         self._rooms: dict[bytes, tuple[dict[str, int], dict[str, int]]] = {}
-        """What the nodes answered: what is free there, and what would be without tasks."""
+        """Answers by node: what is free, and what would be without tasks."""
         self._stale = True
-        """Whether there may be more room than the last answers said."""
+        """Whether there may be more room than in the answers."""
 
     # -- requests of clients --
 
@@ -67,7 +64,7 @@ class Groups:
         detached: bool,
         selectors: tuple[Strategy, ...] = (),
     ) -> None:
-        """Make a group for a process of this node, or of another one. The answer is (its home, why it was refused)."""
+        """Make a group for a process of any node. The answer is (its home, why it was refused)."""
         job = self.tables.jobs.get(group[:JOB_BYTES])
         if job is None or job.ended:
             raise ValueError("the job has ended")
@@ -103,7 +100,6 @@ class Groups:
         self.tables.send(source, m.Answer(token, answer.payload, answer.error))
 
     def _write(self, record: GroupRecord, about: tuple[Address, int, Any] | None = None) -> None:
-        """Write a group's row, and then answer who asked for that."""
         facts = {
             "bundles": record.bundles,
             "policy": record.policy,
@@ -131,7 +127,7 @@ class Groups:
     # -- room --
 
     def end_of_turn(self, now: float) -> None:
-        """Ask all nodes for their room, if a group waits for some and there may be more than they last said."""
+        """Survey the nodes, if a group waits and there may be more room."""
         if not any(record.missing and not record.target for record in self.tables.groups.values()) or self._expected:
             return
         nodes = {node.token for node in self.tables.nodes.values() if node.is_ready and not node.draining}
@@ -148,14 +144,14 @@ class Groups:
                 self.tables.send_to_peer(node, m.AskRoom(self._survey))
 
     def on_room(self, now: float, source: Address, message: m.NodeRoom) -> None:
-        """A node reports its room."""
+        """Accept a node's answer to the survey."""
         node = self.tables.sender_of(source)
         if node in self._expected and message.survey == self._survey:
             self._rooms[node] = dict(message.free), dict(message.capacity)
             self._no_longer_expected(node)
 
     def on_room_grew(self, now: float, source: Address, message: m.RoomGrew) -> None:
-        """A node has more room than it has reported."""
+        """Note that a node has more room."""
         self._stale = True
 
     def _no_longer_expected(self, node: bytes) -> None:
@@ -184,7 +180,7 @@ class Groups:
     # -- reserving --
 
     def _plan(self) -> None:
-        """Choose nodes for all groups that wait, the oldest first, and begin to reserve them."""
+        """Choose nodes for all waiting groups, oldest first, and begin to reserve."""
         order = sorted(self._rooms, key=self.tables.number_of)
         free = {node: self._rooms[node][0] for node in order}
         capacity = {node: self._rooms[node][1] for node in order}
@@ -211,9 +207,9 @@ class Groups:
             self._go_on(record)
 
     def _marked(self, record: GroupRecord, nodes: list[bytes]) -> tuple[dict[int, Demand], dict[bytes, dict[str, int]]]:
-        """Return the bundles without a place, and what else nodes have for them.
+        """Return the bundles without a place, and marks that nodes have.
 
-        While a group is planned, a label selector is a resource: nodes whose labels fit have any amount, and the bundle takes one.
+        A label selector is planned as a resource: nodes with the labels have any amount, and the bundle takes one.
         """
         if not record.selectors:
             return record.missing, {}
@@ -231,13 +227,12 @@ class Groups:
         return self.tables.labels if node == self.tables.node else self.tables.nodes[node].labels if node in self.tables.nodes else {}
 
     def _beyond_all_nodes(self, record: GroupRecord) -> Demand:
-        """What a group asks of one node, and no node has; empty if each part of it fits on some node."""
+        """A demand of one bundle, or of a whole STRICT_PACK group, that no node can meet; else empty."""
         demands = [total_of(record.bundles)] if record.policy == STRICT_PACK else record.bundles
         totals = [self.tables.pool.total, *(node.resources for node in self.tables.nodes.values())]
         return next((demand for demand in demands if not any(covers(total, demand) for total in totals)), ())
 
     def _warn(self, record: GroupRecord) -> None:
-        """Warn the driver of a group, once, unless a node with enough has joined meanwhile."""
         demand = self._beyond_all_nodes(record)
         if not demand:
             return
@@ -254,7 +249,7 @@ class Groups:
             self.tables.send_to_client(driver, m.Notice("warning", text))
 
     def _go_on(self, record: GroupRecord) -> None:
-        """Have the next node prepare its bundles; after the last one the group is whole."""
+        """Have the next node prepare its bundles; after the last one, the group is whole."""
         if record.steps:
             node = record.steps[-1]
             rows = tuple((index, record.bundles[index]) for index in _by_node(record.target)[node])
@@ -267,11 +262,11 @@ class Groups:
         self._write(record)
 
     def on_bundles_prepared(self, now: float, source: Address, message: m.BundlesPrepared) -> None:
-        """A node has reserved bundles, or refuses to."""
+        """Accept a node's answer to ``PrepareBundles``."""
         record = self.tables.groups.get(message.group)
         node = self.tables.sender_of(source)
         if record is None or record.reservation != message.reservation or not record.steps or record.steps[-1] != node:
-            return  # Those of an earlier attempt were freed by a message that followed the request.
+            return  # Bundles of an earlier attempt were freed by a message behind its request.
         if message.ok:
             record.steps.pop()
             self._go_on(record)
@@ -279,7 +274,6 @@ class Groups:
             self._abandon(record)
 
     def _abandon(self, record: GroupRecord) -> None:
-        """Free what was prepared of a group, and plan it anew."""
         asked = set(record.target.values()) - set(record.steps[:-1])
         for node in sorted(asked, key=self.tables.number_of):
             self.tables.send_to_peer(node, m.FreeBundles(record.id, tuple(_by_node(record.target)[node]), "it is planned anew"))
@@ -287,7 +281,7 @@ class Groups:
         self._stale = True
 
     def _committed(self, now: float, group: bytes, answer: m.Written) -> None:
-        """Commit the bundles of a group whose row says that it is whole. (If the disk is full, a restarted daemon reserves it anew.)"""
+        """Commit the bundles of a whole group, whose row is written or could not be (a full disk)."""
         record = self.tables.groups.get(group)
         if record is not None and record.state == CREATED:
             for node in sorted(set(record.places), key=self.tables.number_of):
@@ -297,7 +291,7 @@ class Groups:
     # -- changes --
 
     def node_drained(self, node: bytes) -> None:
-        """A node is drained: the bundles that it has are reserved anew, elsewhere. What runs in them ends there first."""
+        """Reserve a drained node's bundles elsewhere; what runs in them ends first."""
         for record in self.tables.groups.values():
             record.leaving |= {(index, node) for index, place in enumerate(record.places) if place == node}
             self._leave(record, node)
@@ -313,7 +307,7 @@ class Groups:
             self._stale = True
 
     def node_died(self, node: bytes) -> None:
-        """A node is dead: the bundles that it had are reserved anew, elsewhere."""
+        """Reserve a dead node's bundles elsewhere."""
         for record in self.tables.groups.values():
             record.watchers.discard(node)
             record.leaving = {each for each in record.leaving if each[1] != node}
@@ -322,7 +316,7 @@ class Groups:
             self._no_longer_expected(node)
 
     def job_ended(self, job: bytes) -> None:
-        """A job has ended, and its groups with it."""
+        """Remove the groups of an ended job, without detached ones."""
         ended = [record for record in self.tables.groups.values() if record.id[:JOB_BYTES] == job and not record.detached]
         for record in ended:
             self._remove(record, "its job has ended")
@@ -339,7 +333,7 @@ class Groups:
         self._notify(record, reason)
 
     def on_watch_group(self, now: float, source: Address, message: m.WatchGroup) -> None:
-        """A node has tasks for a group: report its state there, now and after every change."""
+        """Report a group's state to a node with tasks for it, now and on every change."""
         node, record = self.tables.sender_of(source), self.tables.groups.get(message.group)
         if node is None:
             return
@@ -360,7 +354,7 @@ class Groups:
     # -- restarts of the daemon --
 
     def restore(self, rows: m.Rows) -> None:
-        """Restore groups from their rows, and the bundles that this node had of them. Those that were not whole are reserved anew."""
+        """Restore groups from rows, and bundles of this node. Groups that were not whole are planned anew."""
         self.bundles.restore(tuple(row for row in rows if len(row[0]) > TASK_BYTES))
         for identifier, value in [row for row in rows if len(row[0]) == TASK_BYTES]:
             facts: Mapping[str, Any] = unpack_row(value)
@@ -379,7 +373,7 @@ class Groups:
         self.bundles.hold(self.tables.node, self._held_by(self.tables.node))
 
     def repeat(self, node: bytes) -> None:
-        """Report to a node which of its bundles this one needs, since the daemon of one of them is new; ask again what is unanswered."""
+        """Report the needed bundles to a node after a restart of either daemon, and repeat the open request."""
         self.tables.send_to_peer(node, m.HoldBundles(self._held_by(node)))
         for record in self.tables.groups.values():
             if record.steps and record.steps[-1] == node:
@@ -387,7 +381,7 @@ class Groups:
         self._stale = True
 
     def _held_by(self, node: bytes) -> m.Rows:
-        """The bundles of this node's groups at a node: placed there, being reserved, or until it has left."""
+        """Bundles of this home at a node: placed, being reserved, or leaving."""
         rows = []
         for record in self.tables.groups.values():
             asked = {} if node in record.steps[:-1] else record.target

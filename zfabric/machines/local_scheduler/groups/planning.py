@@ -1,8 +1,8 @@
-"""Which nodes are to have the bundles of a placement group: pure functions of the room that each node has.
+"""Plans placement groups: pure functions of each node's room.
 
-The four policies have Ray's names. PACK takes as few nodes as it finds, SPREAD as many. STRICT_PACK takes one node, STRICT_SPREAD a
-different one for each bundle, and both fail otherwise. To find the fewest nodes is as hard as bin packing. So PACK and SPREAD place the
-largest bundles first. If that finds no plan, they search for any plan, for a limited time.
+The policies are Ray's: PACK takes as few nodes as it finds, SPREAD as many; STRICT_PACK takes one node and STRICT_SPREAD a different one
+per bundle, or they fail. The fewest nodes are a bin-packing problem, so PACK and SPREAD place the largest bundles first, and otherwise
+search for any plan within a limit.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from zfabric.protocol.options import GROUP_POLICIES, Demand
 
 PACK, SPREAD, STRICT_PACK, STRICT_SPREAD = GROUP_POLICIES
 SEARCH_MAX = 20_000
-"""Most steps of a search: some 20 ms."""
+"""Steps of a search: some 20 ms."""
 
 Amounts = Mapping[str, int]
 Plan = dict[int, bytes]
-"""The node of each bundle, by the bundle's index."""
 
 
 def plan(policy: str, bundles: Mapping[int, Demand], rooms: Mapping[bytes, Amounts], taken: Collection[bytes] = ()) -> Plan | None:
@@ -47,7 +46,7 @@ def total_of(bundles: Collection[Demand]) -> Demand:
 
 
 def _largest_first(bundles: Mapping[int, Demand], rooms: Mapping[bytes, Amounts]) -> list[int]:
-    """Indexes of the bundles, by the largest share that each takes of what there is of a resource."""
+    """Indexes of the bundles, by the largest share of a resource that each takes."""
     most = {name: max((room.get(name, 0) for room in rooms.values()), default=0) for bundle in bundles.values() for name, _ in bundle}
     share = {index: max((amount / max(1, most[name]) for name, amount in bundle), default=0.0) for index, bundle in bundles.items()}
     return sorted(bundles, key=lambda index: (-share[index], index))
@@ -59,7 +58,6 @@ def _left(room: Amounts, demand: Demand) -> dict[str, int]:
 
 
 def _slack(room: Amounts, demand: Demand) -> float:
-    """How much of what a demand asks for would be left, as a sum of shares."""
     return sum(1 - amount / room[name] for name, amount in demand if room.get(name, 0))
 
 
@@ -70,7 +68,7 @@ def _on_one(bundles: Mapping[int, Demand], rooms: Mapping[bytes, Amounts]) -> Pl
 
 
 def _on_few(largest: list[int], bundles: Mapping[int, Demand], rooms: Mapping[bytes, Amounts], taken: Collection[bytes]) -> Plan | None:
-    """Fill the node that takes most bundles, then the one that takes most of the rest; nodes that the group has come first."""
+    """Fill the node that takes most bundles, then the next; nodes of the group come first."""
     found: Plan = {}
     while rest := [index for index in largest if index not in found]:
         best: tuple[int, list[int], bytes] = (0, [], b"")
@@ -97,7 +95,7 @@ def _filled(indexes: list[int], bundles: Mapping[int, Demand], room: Amounts) ->
 
 
 def _apart(largest: list[int], bundles: Mapping[int, Demand], rooms: Mapping[bytes, Amounts], taken: Collection[bytes]) -> Plan | None:
-    """Give each bundle to the node with the fewest of the group's, and among these to the one with most left."""
+    """Give each bundle to the node with the fewest of the group's, then to the one with most left."""
     left = dict(rooms)
     count = Counter(taken)
     found: Plan = {}
@@ -113,7 +111,7 @@ def _apart(largest: list[int], bundles: Mapping[int, Demand], rooms: Mapping[byt
 
 
 def _one_each(largest: list[int], bundles: Mapping[int, Demand], rooms: Mapping[bytes, Amounts]) -> Plan | None:
-    """Match bundles and nodes, one to one: a bundle may take the node of another one that finds a different node."""
+    """Match bundles and nodes one to one; a bundle may take a node whose bundle finds another."""
     owner: dict[bytes, int] = {}
 
     def place(index: int, tried: set[bytes]) -> bool:
@@ -131,7 +129,7 @@ def _one_each(largest: list[int], bundles: Mapping[int, Demand], rooms: Mapping[
 
 
 def _search(largest: list[int], bundles: Mapping[int, Demand], rooms: Mapping[bytes, Amounts]) -> Plan | None:
-    """Search for any plan, for a limited number of steps. Nodes with the same room left are tried once."""
+    """Search for any plan, for a limited number of steps. Nodes with equal room are tried once."""
     left = {node: dict(room) for node, room in rooms.items()}
     options: list[list[bytes]] = []
     found: Plan = {}

@@ -1,4 +1,4 @@
-"""What follows from the exit of a process: its holds are released, waits for it fail, and its driver inherits its tasks."""
+"""What follows from the exit of a process: its holds are released, and its driver inherits its tasks."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class Departures:
         self.actors = actors
 
     def release(self, process: ProcessRecord) -> None:
-        """Release everything of a process that has exited, or is done."""
+        """Release everything of a process that has exited or is done."""
         self.tables.processes.pop(process.incarnation, None)
         self.tables.touched.pop(process, None)
         self.direct.driver_gone(process)
-        if process.kind != "node":  # What a dead node held is released once others have taken over from it.
+        if process.kind != "node":  # The holds of a dead node are released after the succession.
             self.references.process_gone(process.incarnation)
         self.actors.process_gone(process.incarnation)
         if self.tables.store_address is not None:
             self.tables.send(self.tables.store_address, m.ProcessGone(process.incarnation))
 
     def pass_on(self, gone: bytes, driver: ProcessRecord) -> None:
-        """Have the driver inherit the tasks of a dead worker: no other process would repeat them to a restarted scheduler.
+        """Have the driver inherit a dead worker's tasks, to repeat them to a restarted scheduler.
 
-        Tasks that are being stopped are excluded: whoever requested that may be dead, too, and the driver would have them run again.
+        Tasks that are being stopped are excluded: the driver would have them run again.
         """
         orphans = [task for task in self.tables.tasks.values() if task.submitter == gone and task.state != DONE]
         orphans = [task for task in orphans if task.function.queue.job is driver.job]

@@ -1,13 +1,11 @@
-"""Detached actors outlive their driver: a job goes on without one for as long as one of its detached actors lives.
+"""Detached actors outlive their driver: a job goes on while it has one that lives.
 
-Everything else of the job ends with its driver: tasks that no other process waits for, and actors to which no other process has a handle.
-The job's row still says that the job runs. So a restarted scheduler finds the driver dead and reaches the same state. It restarts detached
-actors that have no process. Their rows are in the control store from before anybody is notified that they are alive until they are dead for
-good.
+The rest of the job ends with its driver: tasks that no other process waits for, and actors without other handles. The row of the job still
+says that it runs, so that a restarted scheduler finds the driver dead and does the same. Rows of detached actors are in the control store
+from before anybody is notified that they live, until they are dead for good; those without a process are restarted from them.
 
-Most detached actors are at home on the head (``nodes/detached_creation.py``), others where they were made. These nodes report to the home
-of the job whether they have any (``JobLives``). If the home of the job dies, the head is its next one, provided that it has any itself
-(``Jobs.pass_on``).
+The home of most detached actors is the head (``nodes/detached_creation.py``). Other nodes with detached actors report that to the home of
+the job (``JobLives``). If the home of the job dies, the head takes the job over if it has detached actors itself (``Jobs.pass_on``).
 """
 
 from __future__ import annotations
@@ -35,23 +33,23 @@ class DetachedActors:
         self.over: dict[JobRecord, None] = {}
         """Jobs without a driver whose detached actors have changed in this turn."""
         self.changed: dict[JobRecord, None] = {}
-        """Jobs of other nodes whose detached actors here have changed in this turn."""
+        """The same for jobs of other homes."""
         self._reported: set[bytes] = set()
-        """Jobs of other nodes that go on for actors of this one, as this node last reported to their homes."""
+        """Jobs of other homes that go on, as last reported to their homes."""
         self._passed: set[bytes] = set()
-        """Jobs whose home has died, and which passed to the head: it is asked whether they go on."""
+        """Jobs whose home has died: the head is asked whether they go on."""
         self._elsewhere: dict[bytes, set[bytes]] = {}
-        """Jobs of this node that go on for actors of another one, by node."""
+        """Jobs of this node that go on for actors of other nodes, by node."""
 
     def is_unknown(self) -> bool:
-        """Whether another node has yet to repeat to this one for which jobs it has detached actors."""
+        """Whether some node has yet to repeat its ``JobLives``."""
         nodes = self.tables.nodes.values()
         return self.tables.unsettled is not None or any(
             node.daemon and node.process is not None and not node.process.ready for node in nodes
         )
 
     def driver_gone(self, job: JobRecord, driver: ProcessRecord | None, now: float) -> bool:
-        """Release everything of a job but its detached actors. Return False if it has none: then it ends."""
+        """Release everything of a job but its detached actors. Return False if it has none."""
         if not self._lives_on(job):
             return False
         if driver is None:  # It was gone before this daemon began.
@@ -62,21 +60,21 @@ class DetachedActors:
             self.tables.send_to_client(driver, m.Farewell(""))
             self.departures.release(driver)
         for worker in self.tables.workers.values():
-            if worker.job is job:  # The driver may have submitted to them directly: they would repeat its outcomes for ever.
+            if worker.job is job:  # Else workers would repeat outcomes of direct submissions for ever.
                 self.tables.send_to_control(worker, m.CallerGone(driver.incarnation))
         self._stop_tasks(job, driver.incarnation, now)
         self.actors.end_unheld(job, "its driver has ended")
         return True
 
     def on_changed(self, changed: DetachedActorsChanged) -> None:
-        """Note the job of a detached actor that was made or has died: its home is to know, or ends it once its driver is gone."""
+        """Note the job of a detached actor that was created or has died."""
         if changed.job.home:
             self.changed[changed.job] = None
         elif changed.job.driver is None:
             self.over[changed.job] = None
 
     def take_over(self) -> list[JobRecord]:
-        """Take the jobs that are to end: without a driver, and without a living detached actor."""
+        """Take the jobs that have neither a driver nor a living detached actor."""
         if not self.over or self.is_unknown():
             return []
         over, self.over = self.over, {}
@@ -90,7 +88,7 @@ class DetachedActors:
         return job.id in self._elsewhere.get(node, ())
 
     def lives_here(self, job: JobRecord) -> bool:
-        """Whether a job goes on for detached actors of this node, or of those of an earlier daemon that other nodes may yet report."""
+        """Whether a job goes on for detached actors of this node, or for some that other nodes may yet report."""
         records = self.tables.actors
         if any(each.detached and each.state != DEAD and not each.killed and _in(each.id, job) for each in records.values()):
             return True
@@ -100,7 +98,7 @@ class DetachedActors:
     # -- other nodes --
 
     def end_of_turn(self) -> None:
-        """Report to the homes of jobs whether these go on for actors of this node: before the outcomes of the tasks that made them."""
+        """Report changes to the homes of jobs, before the outcomes of the tasks that made the actors."""
         for job in self.changed:
             lives = not job.ended and self.lives_here(job)
             if lives != (job.id in self._reported):
@@ -109,7 +107,7 @@ class DetachedActors:
         self.changed.clear()
 
     def repeat(self, node: bytes) -> None:
-        """Report that to a node again, since its daemon is new, or this one."""
+        """Repeat the reports to a node after a restart of its daemon or of this one."""
         for job in self.tables.jobs.values():
             if job.home == node and not job.ended and (self.lives_here(job) or job.id in self._passed):
                 self._report(job)
@@ -125,7 +123,7 @@ class DetachedActors:
         self.tables.send_to_node(job.home, m.JobLives(job.id, lives))
 
     def on_job_lives(self, now: float, source: Address, message: m.JobLives) -> None:
-        """Another node reports whether a job of this one goes on for actors there; or it asks for one whose home has died, which ends."""
+        """Record whether a job of this node goes on elsewhere. If it has ended, notify the sender."""
         job = self.tables.jobs.get(message.job)
         if job is None or job.ended or job.home:
             self.tables.send_to_node(source[1:], m.EndJob(message.job))
@@ -138,12 +136,12 @@ class DetachedActors:
             self._may_end(message.job)
 
     def begin_anew(self, node: bytes) -> None:
-        """Forget what the former daemon of a node has reported, or a dead node: without it, jobs may end."""
+        """Drop the reports of a dead node, or of a former daemon; their jobs may end."""
         for job in self._elsewhere.pop(node, ()):
             self._may_end(job)
 
     def job_ended(self, job_id: bytes) -> None:
-        """Forget a job that has ended."""
+        """Drop what is recorded of an ended job."""
         for jobs in (self._reported, self._passed, *self._elsewhere.values()):
             jobs.discard(job_id)
 

@@ -1,4 +1,4 @@
-"""Jobs of an earlier node in a retained control store. No process of theirs is left to end them, so the next node does."""
+"""Jobs of a lost cluster in a retained control store. No process of theirs is left, so this node ends them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = 500
 
 
 class _Clearing(NamedTuple):
-    """A job whose rows are being deleted, table by table. Its own row is then marked as ended, or deleted if the job had another home."""
+    """A job whose rows are deleted table by table. Its own row is then marked as ended, or deleted if it had another home."""
 
     job: bytes
     ended: bytes
@@ -24,22 +24,18 @@ class _Clearing(NamedTuple):
 
 
 class FormerJobs:
-    """Ends former jobs as ``Jobs.end_job`` would have: only the row of the job remains, and what it had put as durable.
-
-    Such a job did not end by itself: its cluster was lost. Its durable values remain for another program, as long as the rows of jobs do.
-    """
+    """Ends former jobs as ``Jobs.end_job`` would. Their durable values remain for other programs as long as the rows of the jobs."""
 
     def __init__(self, tables: Tables, requests: PendingRequests) -> None:
         self.tables = tables
         self.requests = requests
 
     def ask(self) -> None:
-        """Search for former jobs, before this node has jobs of its own."""
+        """Search for former jobs; called before this node has its own."""
         self.requests.ask(m.Scan, "job", b"", b"", 10_000, then=self._found)
         self.requests.ask(m.Scan, "group", b"", b"", PAGE, then=self._groups_found)
 
     def _found(self, now: float, about: None, answer: m.Found) -> None:
-        """Begin to clear the former jobs that were running."""
         for key, value in answer.rows:
             facts = unpack_row(value)
             if facts["status"] in ("running", ELSEWHERE) and key not in self.tables.jobs:
@@ -52,13 +48,12 @@ class FormerJobs:
             self.tables.send(self.tables.control_address, m.DeleteRows(0, "object", bytes(JOB_BYTES), oldest))
 
     def _groups_found(self, now: float, about: None, message: m.Found) -> None:
-        """Delete the rows of placement groups, detached ones too: what they had reserved is free."""
+        """Delete the rows of placement groups: their reservations are void."""
         self._write((), tuple(("group", key) for key, _ in message.rows))
         if message.more:
             self.requests.ask(m.Scan, "group", b"", message.rows[-1][0], PAGE, then=self._groups_found)
 
     def _rows_found(self, now: float, clearing: _Clearing, message: m.Found) -> None:
-        """Delete a page of rows of a job, and request the next."""
         table, *rest = clearing.tables
         self._write((), tuple((table, key) for key, _ in message.rows))
         if message.more:

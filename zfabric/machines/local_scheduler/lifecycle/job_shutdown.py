@@ -1,7 +1,7 @@
-"""The end of a program whose actors define ``__exit__`` or ``__del__``.
+"""The end of a program with actors that define ``__exit__`` or ``__del__``.
 
-When a driver exits cleanly, such actors end as if their last handles were dropped, after the calls that were made. Then the job ends, and
-with it every actor that has not ended within three seconds. If a driver dies instead, its actors are killed at once.
+When its driver exits cleanly, these actors are retired as if their last handles were dropped, after the calls already made. The job ends
+when they have, at the latest after three seconds. If the driver dies, they are killed at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SHUTDOWN_SECONDS = 3.0
 
 
 class JobShutdown:
-    """Waits for the clean end of such actors."""
+    """Delays the ends of jobs for such actors."""
 
     def __init__(self, actors: ActorDirectory) -> None:
         self.actors = actors
@@ -25,7 +25,7 @@ class JobShutdown:
         """Jobs whose driver has exited, with the latest time of their end."""
 
     def begin(self, job: JobRecord, now: float) -> bool:
-        """Retire the actors of a job whose driver exits. Return False if none defines ``__exit__`` or ``__del__``."""
+        """Retire these actors of a job whose driver exits. Return False if it has none."""
         actors = self._with_farewell(job)
         for record in actors:
             self.actors.retire(record, "its program has ended")
@@ -42,7 +42,7 @@ class JobShutdown:
         ]
 
     def take_over(self, now: float) -> list[JobRecord]:
-        """Take the jobs that are to end: their actors have ended, or their time is up."""
+        """Take the jobs whose actors have ended, or whose time is up."""
         over = []
         for job, until in list(self.until.items()):
             if job.ended or job.driver is None:

@@ -1,4 +1,10 @@
-"""How jobs end: with their driver, or with the last detached actor. Only the job's row remains in the control store."""
+"""The end of jobs.
+
+A job ends with its driver, or with its last detached actor. Its home then sends ``EndJob`` to every node; another node forwards it to those
+that have tasks of it from there. Each answers ``JobGone`` when nothing is left. Only then are the job's rows deleted and its *tombstone*
+written, a job row with the status "ended"; no process writes anything of the job after that. The driver receives its ``Farewell`` once the
+tombstone is durable.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +35,13 @@ from zfabric.protocol.ids import JOB_BYTES, Address, job_id, short, unpack_count
 from zfabric.protocol.messages import FAILED
 
 ELSEWHERE = "elsewhere"
-"""The status of a job whose driver is on another node, in the row of a node that works for it."""
+"""Status of a job row on a node that works for a job of another home."""
 TOMBSTONES_KEPT = 1000
-"""Ended jobs whose rows are retained, for users."""
+"""Tombstones that are retained, for users."""
 
 
 class _LastRows(NamedTuple):
-    """What is written at the end of a job: ``first_puts`` at first; ``puts`` where that failed and is tried again."""
+    """What is written at the end of a job: ``first_puts`` the first time, ``puts`` when the write is repeated."""
 
     job: JobRecord
     first_puts: m.Rows
@@ -44,7 +50,7 @@ class _LastRows(NamedTuple):
 
 
 class Jobs:
-    """Ends jobs, and writes that they ended."""
+    """Ends jobs, and writes their tombstones."""
 
     def __init__(
         self,
@@ -80,18 +86,18 @@ class Jobs:
         self.detached = detached
         self.job_shutdown = job_shutdown
         self.ended_elsewhere: dict[bytes, None] = {}
-        """The last jobs of other nodes that have ended."""
+        """The last ended jobs of other homes."""
         self.all_ended = False
-        """Whether this node stops, and has ended its jobs: it accepts no more tasks of other nodes, whose jobs go on without it."""
+        """Whether this node stops: its jobs are over, and it accepts no delegated tasks."""
         self._leaving: dict[bytes, tuple[set[bytes], _LastRows]] = {}
-        """Ended jobs of which other nodes may still have something: which nodes, and the rows that are written then."""
+        """Ended jobs with the nodes that have not answered ``JobGone``, and what is then written."""
         self.without_driver: dict[JobRecord, None] = {}
-        """Jobs whose driver is gone while it is not known whether they go on."""
+        """Jobs without a driver, while it is unknown whether they have detached actors."""
         self.tombstones: list[tuple[float, _LastRows]] = []
-        """Ends of jobs that the control store could not write: when to try again, and what."""
+        """Failed writes of tombstones: (time of the next attempt, rows)."""
 
     def on_goodbye(self, now: float, source: Address, message: m.Goodbye) -> None:
-        """Handle the exit of a driver or tool."""
+        """Handle the clean exit of a driver or tool."""
         process = self.tables.processes.get(source[1:])
         if process is None or self.direct.wait(source, message):
             return
@@ -102,14 +108,14 @@ class Jobs:
             self.departures.release(process)
 
     def driver_gone(self, job: JobRecord, now: float) -> None:
-        """End a job with its driver, unless it has detached actors."""
+        """End a job whose driver is gone, unless it has detached actors."""
         if self.detached.is_unknown():
             self.without_driver[job] = None
         elif not self.detached.driver_gone(job, job.driver, now):
             self.end_job(job, now)
 
     def end_of_turn(self, now: float) -> None:
-        """End jobs whose retired actors have ended, and jobs without a driver whose detached actors have died."""
+        """End the jobs for which the last actor has ended."""
         without_driver, self.without_driver = self.without_driver, {}
         for job in (*without_driver, *self.job_shutdown.take_over(now)):
             self.driver_gone(job, now)
@@ -117,10 +123,9 @@ class Jobs:
             self.end_job(job, now)
 
     def end_job(self, job: JobRecord, now: float, *, leaving: bool = False) -> None:
-        """End a job: refuse its messages, end its workers, free its values, delete its rows; then send its driver a farewell.
+        """End a job: refuse its messages, end its workers, free its values, delete its rows.
 
-        ``leaving`` says that this node stops: a job goes on without it whose driver is on another node, or which has detached actors of
-        the head.
+        ``leaving`` means that this node stops: a job with its driver elsewhere, or with detached actors on the head, goes on without it.
         """
         if job.ended:
             return
@@ -167,7 +172,7 @@ class Jobs:
             for identifier in [each for each in table if each[:JOB_BYTES] == job.id]:
                 del table[identifier]
         puts, more = self.blocks.flush(rows_max=1 << 30)
-        # Its events are durable with its end, so that a timeline can be read as soon as the driver has exited.
+        # Written together, so that a timeline can be read as soon as the driver has exited.
         status = ("job", job.id, self.row(job, "ended"))
         deletes += self._oldest_tombstone(job.number)
         statuses = (status,) if not job.home else (tombstone(job.id, job.number),) if tables.is_head else ()
@@ -186,7 +191,7 @@ class Jobs:
             self._write_end(ends)
 
     def _fail_for_others(self, job: JobRecord) -> None:
-        """Fail objects of a job that ends for which processes and tasks of other jobs wait: nothing will make them any more."""
+        """Fail objects for which processes or tasks of other jobs wait."""
         processes = self.tables.processes
         waited_for = [each for each in self.tables.values() if each.fetchers or each.dependents]
         for record in [each for each in waited_for if each.object_id[:JOB_BYTES] == job.id]:
@@ -199,9 +204,9 @@ class Jobs:
                 self.outcomes.announce(record)
 
     def _nodes_of(self, job: JobRecord) -> list[bytes]:
-        """Drop the records of what other nodes have of a job that ends. Return the nodes that must acknowledge the end.
+        """Drop the records of what other nodes have of an ended job. Return the nodes that must answer ``JobGone``.
 
-        At the home of the job that is every node, elsewhere the nodes to which this one gave tasks: the home may not know of these yet.
+        At the home of the job these are all nodes, elsewhere those with tasks from here, of which the home may be unaware.
         """
         found = []
         for node in self.tables.nodes.values():
@@ -215,23 +220,22 @@ class Jobs:
 
     @property
     def _in_cluster(self) -> bool:
-        """Whether other nodes may have put durable values, which are in the table of the head. Those may be dead by now."""
+        """Whether nodes, perhaps dead ones, may have put durable values into the head's table."""
         return bool(self.tables.node_table)
 
     def _oldest_tombstone(self, number: int) -> list[tuple[str, bytes]]:
-        """The row of the job that is too old to be retained now that job ``number`` has ended, as ``deletes`` of ``Write``."""
+        """The tombstone that makes room for that of job ``number``, as ``deletes`` of ``Write``."""
         oldest = job_id(max(number - TOMBSTONES_KEPT, 0))
         return [("job", oldest)] if number > TOMBSTONES_KEPT and oldest not in self.tables.jobs else []
 
     def _write_end(self, ends: _LastRows) -> None:
-        """Write that a job has ended. Its tombstone is the last that is written of it, on any node."""
         if ends.job.home:
             self._write_tombstone(ends)
         else:
             self.requests.ask_head(m.EndKeys, ends.job.id, then=self._keys_ended, about=ends)
 
     def _keys_ended(self, now: float, ends: _LastRows, answer: m.Written) -> None:
-        """The head has none of the keys of an ended job any more. (If its disk is full, it deletes them later.)"""
+        """The head's keys of the job are deleted, or will be when its disk has room."""
         job, next_job = ends.job, job_id(ends.job.number + 1)
         if self._in_cluster and not self.tables.is_head:
             self.requests.ask_head(m.DeleteRows, "object", job.id, next_job, then=self._values_deleted, about=ends)
@@ -241,14 +245,14 @@ class Jobs:
         self._write_tombstone(ends)
 
     def _values_deleted(self, now: float, ends: _LastRows, answer: m.Written) -> None:
-        """The head has none of the durable values of an ended job any more. (If its disk is full, it deletes them later.)"""
+        """The head's durable values of the job are deleted, or will be when its disk has room."""
         self._write_tombstone(ends)
 
     def _write_tombstone(self, ends: _LastRows) -> None:
         self.requests.ask(m.Write, ends.first_puts, ends.deletes, then=self._job_ended, about=ends)
 
     def on_end_job(self, now: float, source: Address, message: m.EndJob) -> None:
-        """A job whose driver is on another node has ended. Tasks of it may still come from a third node."""
+        """End a job of another home. A third node may still send tasks of it."""
         self.ended_elsewhere[message.job] = None
         while len(self.ended_elsewhere) > TOMBSTONES_KEPT:
             del self.ended_elsewhere[next(iter(self.ended_elsewhere))]
@@ -261,31 +265,31 @@ class Jobs:
             number = unpack_counter(message.job)[0]
             rows = (tombstone(message.job, number),), tuple(self._oldest_tombstone(number))
             self.tables.send(self.tables.control_address, m.Write(0, *rows))
-        if job is None or job.home != source[1:]:  # Its home receives the answer once all is gone. Others know now that it ends here.
+        if job is None or job.home != source[1:]:  # The home receives its answer once all is gone; other senders at once.
             self.tables.send_to_node(source[1:], m.JobGone(message.job))
 
     def on_job_gone(self, now: float, source: Address, message: m.JobGone) -> None:
-        """Another node has nothing of an ended job any more."""
+        """Record that another node has nothing left of an ended job."""
         self._left(message.job, source[1:])
 
     def node_joined(self, node: bytes) -> None:
-        """A node, or its daemon, is new here: others may have given it tasks of jobs that have ended meanwhile."""
+        """Notify a node, or its new daemon, of the jobs that are ending: others may have given it their tasks."""
         for job, (nodes, _) in self._leaving.items():
             nodes.add(node)
             self.tables.send_to_node(node, m.EndJob(job))
 
     def elsewhere(self, job: JobRecord) -> None:
-        """Write that this node works for a job of another one, for its next daemon: a process of that job may outlive this one.
+        """Write that this node works for a job of another home.
 
-        The write has an answer, so that it is committed at once: a daemon that does not know the job ends its workers.
+        The next daemon ends workers of unknown jobs. The write is a request so that it is committed at once.
         """
         facts = {"status": ELSEWHERE, "namespace": job.namespace, "home": job.home}
         self.requests.ask(m.Write, (("job", job.id, pack_row(facts)),), (), then=_written)
 
     def pass_on(self, dead: bytes) -> list[JobRecord]:
-        """Make the head the home of jobs whose home is dead, if it has detached actors of them. Return those that it has from now on.
+        """Make the head the home of a dead node's jobs, if it has detached actors of theirs. Return the jobs with a new home.
 
-        Other nodes do not know whether it has, and ask it: it has them end the jobs that end.
+        Other nodes ask the head, which has them end the jobs that do not go on.
         """
         tables, passed = self.tables, []
         for job in [each for each in tables.jobs.values() if each.home == dead and not each.ended]:
@@ -302,7 +306,7 @@ class Jobs:
         return passed
 
     def node_died(self, node: bytes) -> None:
-        """A node is dead: what it had of ended jobs is gone with it."""
+        """Stop waiting for a dead node."""
         self.detached.begin_anew(node)
         for job in list(self._leaving):
             self._left(job, node)
@@ -322,9 +326,8 @@ class Jobs:
         self.tables.failures.pop(task.id, None)
 
     def end_all(self, now: float, reason: str = "") -> None:
-        """End every job, since the node stops. (During recovery the jobs are not known; the next node ends them.)
-
-        Drivers receive ``reason``, if there is one.
+        """End every job, as the node stops; drivers receive ``reason``. During recovery the jobs are unknown, and are left to the next
+        node.
         """
         self.all_ended = self.tables.end_due = True
         for job in list(self.tables.jobs.values()) if not self.tables.recovering else ():
@@ -332,7 +335,7 @@ class Jobs:
             self.end_job(job, now, leaving=True)
 
     def _job_ended(self, now: float, about: _LastRows, answer: m.Written) -> None:
-        """Send the driver a farewell once the end of its job is durable. If the control store cannot write, the end is written later."""
+        """Send the driver its farewell once the tombstone is durable. Repeat a failed write later."""
         job = about.job
         if not answer.ok:
             due = now + self.tables.config.store_retry_every
@@ -348,7 +351,7 @@ class Jobs:
             self.departures.release(driver)
 
     def row(self, job: JobRecord, status: str) -> bytes:
-        """The row of a job in the control store."""
+        """A job's row in the control store."""
         driver = job.driver
         return pack_row(
             {
@@ -376,9 +379,9 @@ class Jobs:
 
 
 def tombstone(job: bytes, number: int) -> m.Row:
-    """The row by which the head remembers a job of another node that has ended, as ``puts`` of ``Write``."""
+    """The tombstone of a job of another home, on the head, as ``puts`` of ``Write``."""
     return ("job", job, pack_row({"number": number, "status": "ended"}))
 
 
 def _written(now: float, about: None, answer: m.Written) -> None:
-    """Nothing waits for that commit, and nothing can be done if it fails."""
+    """Nothing depends on the answer."""

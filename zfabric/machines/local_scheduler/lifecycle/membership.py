@@ -1,7 +1,7 @@
-"""Processes of a node: how they register, and what follows from their death.
+"""How processes register, and what follows from their death.
 
-There is one way to register. A process sends ``Register``, repeats what it holds, and sends ``Ready``; a process that starts has nothing to
-repeat. After a restart of the daemon every process registers again (``rejoining``).
+A process sends ``Register``, repeats what it holds (nothing, if it has just begun), and sends ``Ready``. After a restart of the daemon
+every process does so again (``rejoining``).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from zfabric.protocol.ids import CONTROL, Address, job_id
 from zfabric.protocol.options import NO_ENVIRONMENT
 
 START_ATTEMPTS_MAX = 5
-"""Workers in a row that die before they register until drivers are shown the reason, and tasks fail with it."""
+"""Failed starts in a row after which drivers are notified and tasks fail with the reason."""
 
 
 class Membership:
-    """The registered processes. ``deliver`` is the machine's: it delivers transitions."""
+    """Registers processes. ``deliver``, of the machine, delivers transitions."""
 
     def __init__(
         self,
@@ -124,12 +124,11 @@ class Membership:
             job.driver = process
             self._welcome(process)
         elif process.job is not None:
-            self._welcome(process)  # An earlier daemon made its job, and died before it could send ``Welcome``.
+            self._welcome(process)  # An earlier daemon made its job and died before it sent ``Welcome``.
         else:
             self.requests.ask_head(m.NewJob, then=self._job_numbered, about=(process.incarnation, message.namespace))
 
     def _job_numbered(self, now: float, about: tuple[bytes, str], answer: m.JobNumber | m.Written) -> None:
-        """Make the record of a new job that the control store has numbered, or refuse the driver."""
         incarnation, namespace = about
         if isinstance(answer, m.Written):
             self._refuse_job(incarnation, answer.text)
@@ -145,14 +144,13 @@ class Membership:
         self.workers.prestart(now)
 
     def _job_begun(self, now: float, process: ProcessRecord, answer: m.Written) -> None:
-        """Welcome the driver of a new job whose row is durable: a restarted daemon finds drivers by the rows of their jobs."""
+        """Welcome a driver once the job's row is durable: a restarted daemon finds drivers by these rows."""
         if answer.ok:
             self._welcome(process)
         else:
             self._refuse_job(process.incarnation, answer.text)
 
     def _refuse_job(self, incarnation: bytes, text: str) -> None:
-        """Refuse a new job, since the control store cannot write."""
         process = self.tables.processes.get(incarnation)
         if process is not None:
             self.tables.send_to_client(process, m.Refused("OutOfDiskError", f"no new job can be begun: {text}"))
@@ -162,7 +160,7 @@ class Membership:
         self.tables.send_to_client(process, m.Welcome(m.PROTOCOL_VERSION, job, self.node, "", 0, self.tables.config.pairs()))
 
     def on_ready(self, now: float, source: Address, message: m.Ready) -> None:
-        """Record that a process has reported everything it holds."""
+        """Record that a process has reported all it holds."""
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
@@ -181,7 +179,7 @@ class Membership:
     # -- workers come and go --
 
     def on_worker_spawned(self, now: float, source: Address, message: m.WorkerSpawned) -> None:
-        """Record the pid of a worker that the supervisor has started, or that it could not."""
+        """Record the pid of a started worker, or why the start failed."""
         worker = self.tables.workers.get(message.token)
         if worker is None:
             return
@@ -203,13 +201,13 @@ class Membership:
         text = f"a worker could not be started{where}: {error}"
         self.tables.write_log("error", text)
         if worker.environment != NO_ENVIRONMENT and worker.job is not None:
-            # The environment is the likeliest reason: its tasks fail with it instead of waiting for ever.
+            # Probably the environment's fault: its tasks fail instead of waiting for ever.
             for queue in worker.job.queues.values():
                 if queue.environment == worker.environment:
                     for task in list(queue):
                         self.outcomes.fail(task, "RuntimeEnvSetupError", text, ())
         elif self._failed_starts >= START_ATTEMPTS_MAX:
-            # Tasks for such workers fail with the reason instead of waiting for ever.
+            # Likewise for workers without one.
             self._failed_starts = 0
             for job in self.tables.jobs.values():
                 if job.driver is not None and not job.ended:
@@ -228,7 +226,7 @@ class Membership:
             self.dispatcher.release(known)
             self.direct.worker_lost(known, message)
             void = self.outcomes.worker_lost(known, message)
-            self._deliver()  # Actors whose making failed must be dead before the others restart.
+            self._deliver()  # Actors whose creation failed must be dead before others restart.
             if known.actors or known.shared:
                 self.actors.worker_lost(known, message)
             if known.process is not None and void:
@@ -255,7 +253,7 @@ class Membership:
         self.tables.by_pid.pop(worker.pid, None)
         job = worker.job
         if worker.process is None and self.tables.store_address is not None:
-            self.tables.send(self.tables.store_address, m.ProcessGone(worker.token))  # Its messages, if it sent any, must count as late.
+            self.tables.send(self.tables.store_address, m.ProcessGone(worker.token))  # The store refuses its late messages.
         if worker.process is not None:
             self.departures.release(worker.process)
             if job is not None and job.driver is not None and not job.ended:
@@ -287,5 +285,5 @@ class Membership:
 
 
 def _unexpected(worker: WorkerRecord, died: m.ProcessDied) -> bool:
-    """Whether a worker died that was neither ended on purpose nor ended by itself in order."""
+    """Whether a worker died neither on purpose nor by an orderly exit."""
     return worker.kill_reason in ("", "memory") and bool(died.signal or died.exit_code)

@@ -1,16 +1,23 @@
-"""How a restarted scheduler rebuilds its tables from all that is reported to it.
+"""How a restarted scheduler rebuilds its tables.
 
-There are four sources, and they are combined in this order, the most reliable first:
+Sources, the most reliable first:
 
-1. Messages of processes between ``Register`` and ``Ready``: rows without an outcome, values, refs, running tasks. Among these only ``Hold``
-   makes a process a holder; a row or a value alone does not.
-2. Objects in the arena and on disk.
+1. What each process reports between ``Register`` and ``Ready``: unfinished rows, values, refs, running tasks. Only ``Hold`` makes a process
+   a holder; a row or a value does not.
+2. Objects that the object store found in the arena and on disk.
 3. Functions and task rows in the control store.
-4. Messages sent after ``Ready``.
+4. What processes send after ``Ready``, handled last.
 
-A task row that only the control store has belongs to a finished task. Otherwise its submitter would have repeated it, or, if that was a
-worker that is dead, the driver (``InheritTasks``). Such a row is restored only if an object that is held, or an unfinished row, names it:
-as lineage of a task that is done and has no value. The value is rebuilt when a process requests it.
+``rejoining`` closes the barrier: every process has reported or is proved dead. ``Recovery.rebuild`` then enters functions, living actors,
+running tasks, submitted rows, values and holds; restores what these name from sources 2 and 3; pins the refs inside values; assigns
+unfinished tasks to the workers that report them and queues the others; and accepts yields and ends of attempts. Rows that name an object
+are counted last, once all objects have records.
+
+A task row that only the control store has belongs to a finished task: the submitter of an unfinished task repeats its row, and if the
+submitter was a worker that died, the driver does (``InheritTasks``). Such a row is lineage. It is restored only if a held object or an
+unfinished row needs it, as a finished task without a value, which is rebuilt on request.
+
+In a cluster, tasks and objects of which nothing is reported here may be on other nodes: ``nodes.peer_recovery`` settles those.
 """
 
 from __future__ import annotations
@@ -100,21 +107,20 @@ HELD = frozenset(
 )
 """Messages that wait until all processes have registered."""
 HELD_QUERIES = ("actor", "actor log", "create actor", "create group", "remove group", "keys", "nothing")
-"""Queries that wait as well: their answers depend on names, or on messages that are not handled yet."""
+"""Queries that wait too: their answers depend on names, or on messages that are not yet handled."""
 _AFTERWARDS = (
     m.TakenBack, m.Unblocked, m.FindActors, m.LogAppended, m.Checkpoint, m.ReplayProgress, m.CallCounts, m.CallOutcomes,
     m.Fetch, m.Release, m.Cancel, m.KillActor, m.ActorExiting, m.ActorDrained, m.ActorEnded, m.Query, m.Goodbye,
 )  # fmt: skip
-"""Messages of registering processes that are handled last, in order."""
+"""Reports that are handled last, in order."""
 _LASTING = (m.Submit, m.Put, m.OfferResults)
-"""Messages whose content counts even if the sender has died since."""
+"""Reports that count although their sender has died."""
 
 
 class Recovery:
-    """Collects messages, then rebuilds the tables, once.
+    """Collects reports, then rebuilds the tables, once.
 
-    ``adopt`` makes the record of a task of another node. ``step`` handles messages that were held back, ``deliver`` delivers transitions:
-    both are the machine's.
+    Passed in by the machine: ``adopt`` makes the record of a delegated task, ``step`` handles a message, ``deliver`` delivers transitions.
     """
 
     def __init__(
@@ -160,36 +166,34 @@ class Recovery:
         self._later: list[tuple[Address, m.Message]] = []
         self._registered: set[bytes] = set()
         self._stored: dict[bytes, int] = {}
-        """Sizes of the objects found in the arena and on disk."""
+        """Sizes of the objects found in the arena and on disk, by id."""
         self._inside: dict[bytes, tuple[bytes, ...]] = {}
-        """Refs inside each of them that has any."""
+        """Refs inside the found objects, by object."""
         self._entered_values: deque[AnyObject] = deque()
-        """Records of found values whose refs inside are not restored yet."""
+        """Records with a found value, whose refs inside are not yet restored."""
         self._pinned = False
-        """Whether the refs inside all values that are restored so far are pinned."""
+        """Whether the refs inside the values restored so far are pinned."""
         self._rows: dict[bytes, tuple[Row, Any]] = {}
         """Task rows of the control store, with their blocks."""
         self._entered: list[tuple[TaskRecord, WorkerRecord | None]] = []
-        """Unfinished tasks in the order of their arrival, and the workers that have them."""
         self._delegated: list[tuple[TaskRecord, WorkerRecord]] = []
-        """Tasks of other nodes, and the workers that have them."""
         self._ended: list[tuple[bytes, set[bytes]]] = []
-        """Processes that end, since what they run is unknown here, and prefixes of the ids of children that this has submitted."""
+        """Processes that are ended because their tasks are unknown, and the id prefixes of what those tasks have submitted."""
         self.homeless: list[bytes] = []
-        """Objects that may be at home on another node: nothing else tells of them here."""
+        """Objects with refs here and no other trace: their home may be another node."""
 
     # -- collecting --
 
     def hold_back(self, source: Address, message: m.Message) -> None:
-        """Retain a message, separately by whether the sender is still registering."""
+        """Retain a message, separately by whether its sender is still registering."""
         (self._later if source[1:] in self._registered else self._reports).append((source, message))
 
     def registered(self, process: bytes) -> None:
-        """Note that a process has reported everything it holds; its later messages are handled afterwards."""
+        """Note that all a process holds is reported; its later messages are handled afterwards."""
         self._registered.add(process)
 
     def found_in_arena(self, message: m.ArenaFound) -> None:
-        """Record the objects that an earlier object store had sealed or spilled."""
+        """Record the objects that the earlier object store had sealed or spilled."""
         self._stored.update((object_id, size) for object_id, _, size in message.sealed)
         self._stored.update((object_id, size) for object_id, size, _ in message.spilled if object_id)
         self._inside.update(message.inside)
@@ -197,7 +201,7 @@ class Recovery:
     # -- rebuilding --
 
     def rebuild(self, retained: RetainedRows, now: float) -> None:
-        """Rebuild all tables from the retained messages and rows."""
+        """Rebuild all tables from the reports and rows, in the order of the module's text."""
         step = self.step
         if self.tables.nodes:
             self.tables.unsettled = {}
@@ -226,7 +230,7 @@ class Recovery:
         self._restore_all(named_by(task) for task, _ in self._delegated)
         for record in self._values():
             self._restore_all((record.contained,))
-        if self.tables.nodes:  # What another node holds here may be among these values: the homes of the refs inside are searched now.
+        if self.tables.nodes:  # Another node may hold one of these values here: search the homes of the refs inside now.
             self._restore_all(self._inside.values())
         self._restore_inside()
         for record in self._values():
@@ -234,7 +238,7 @@ class Recovery:
         self._pinned = True
         self.logs.recover()
         unreported = self._unreported()
-        self._go_on_for_others(True, now)  # First: what runs on top of the making of an actor has no lease of its own.
+        self._go_on_for_others(True, now)  # First: a task that runs on top of the creation of an actor has no lease of its own.
         for task, worker in self._entered:
             if worker is None and task.id in unreported:
                 worker, task.attempt = unreported[task.id]
@@ -262,7 +266,6 @@ class Recovery:
         self.tables.spare.extend(self._values())
 
     def _count_rows(self) -> None:
-        """Count for each object the rows that name it: not before all objects have records."""
         for record in self._values():
             record.named = 0
         for task in self.tables.tasks.values():
@@ -274,31 +277,29 @@ class Recovery:
             self._count_value(record)
 
     def _count_value(self, record: ObjectRecord) -> None:
-        """Count a value that has a record for the stream that it is of."""
         stream = self.tables.streams.get(record.id[:TASK_BYTES])
         if stream is not None and stream.owner is not record and not record.home:
             stream.values += 1
 
     def find_lost_actors(self) -> None:
-        """Restart the actors, or record their death, that neither a process of this node nor another node has reported."""
+        """Restart each actor that no process and no node has reported, or record its death."""
         self.actors.has_returned()
         self.actors.find_lost()
         self.logs.drop_lost()
         self.actors.retain_arguments()
 
     def _drop_rows(self) -> None:
-        """Drop the rows of the control store that nothing needs."""
         for task_id, (_, block) in self._rows.items():
             if task_id not in self.tables.tasks:
                 self.blocks.drop(task_id, block)
         self._rows.clear()
 
     def found_elsewhere(self) -> list[bytes]:
-        """Objects in the arena and on disk that another node may need: all of them, if there are other nodes."""
+        """Found objects that another node may need: all, if there are other nodes."""
         return list(self._stored) if self.tables.nodes else []
 
     def settle(self) -> None:
-        """Drop what nothing here and no other node needs of what was found: all of them have registered."""
+        """Drop what was found and is not needed. All nodes have registered."""
         self._drop_rows()
         stored, self._stored = self._stored, {}
         self._inside.clear()
@@ -309,11 +310,11 @@ class Recovery:
         self.tables.spare.extend(self._values())
 
     def stored_size(self, object_id: bytes) -> int | None:
-        """The size of a value that was found in the arena or on disk, and that is not dropped yet."""
+        """Size of a found value that is not yet dropped."""
         return self._stored.get(object_id)
 
     def go_on(self, now: float) -> None:
-        """Handle messages that were sent after registration, in order."""
+        """Handle the messages sent after registration, in order."""
         for source, message in self._later:
             if type(message) is m.Yielded:
                 self._take_yielded(now, source, message)
@@ -321,7 +322,7 @@ class Recovery:
                 self.step(now, source, message)
 
     def _take_yielded(self, now: float, source: Address, message: m.Yielded) -> None:
-        """Handle values of streams. Those that an earlier daemon had accepted (True) are in the arena, unless it had released them."""
+        """Handle values of streams. True stands for a value that an earlier daemon had accepted."""
         for task_id, _, index, value, contained in message.rows:
             self._restore_all((contained,))
             task = self.tables.tasks.get(task_id)
@@ -332,14 +333,14 @@ class Recovery:
         self.step(now, source, message)
 
     def _take_completed(self, now: float, source: Address, message: m.Completed) -> None:
-        """Handle ends of attempts. Refs inside may be of puts that only the control store has any more."""
+        """Handle ends of attempts. A ref inside may be of a put that only the control store has."""
         extras = {index: tuple(extra) for index, *extra in message.extras}
         for index, row in enumerate(message.rows):
             self._restore_all((contained_in(row, extras.get(index)),))
         self.step(now, source, message)
 
     def _retain_for(self, home: bytes, object_id: bytes, contained: tuple[bytes, ...]) -> None:
-        """Retain a value for another node, of whose stream it is. Its home may have released it before."""
+        """Retain a value of another node's stream, unless it is gone: its home may have released it."""
         size = self._stored.get(object_id)
         if size is not None and self.tables.find(object_id) is None:
             record = self.tables.objects[object_id] = BorrowedRecord(object_id, home)
@@ -349,7 +350,7 @@ class Recovery:
 
     def _each(self, kind: type[Any], action: Any) -> None:
         for source, message in self._reports:
-            # Values and rows of processes that have died since still count; their holds and running tasks do not.
+            # Rows and values of a process that has died still count; its holds and running tasks do not.
             if type(message) is kind and (kind in _LASTING or source[1:] in self.tables.processes):
                 action(source, message)
 
@@ -358,7 +359,7 @@ class Recovery:
         return [*tasks, *self.tables.objects.values()]
 
     def enter(self, row: Row, job: JobRecord, submitter: bytes = b"") -> TaskRecord | None:
-        """Make the record of a row, if its function is known; its state is set later."""
+        """Make the record of a row; the caller sets its state. Return None if its function is unknown."""
         function = job.functions.get(row[1])
         if function is None:
             return None
@@ -382,14 +383,14 @@ class Recovery:
         return task
 
     def _note_use(self, source: Address, message: m.RunningTasks) -> None:
-        """Record the GPUs of a worker before resources are assigned."""
+        """Record a worker's GPUs. Called before resources are assigned."""
         worker = self.tables.worker_of(source)
         if worker is not None:
             worker.gpus = message.gpus
             worker.used = worker.job is not None
 
     def on_hosted_actors(self, now: float, source: Address, message: m.HostedActors) -> None:
-        """Record the actors that a worker reports to a restarted daemon."""
+        """Record the actors that a worker hosts."""
         worker = self.tables.worker_of(source)
         if worker is None or worker.process is None:
             return
@@ -410,7 +411,6 @@ class Recovery:
                 return
 
     def _adopt_guest(self, row: Row, attempt: int, job: JobRecord, worker: WorkerRecord) -> bool:
-        """Restore an actor of another node that lives here. Return False if its home is dead, or nothing is known of its class."""
         task = self._adopt(row, attempt, job)
         if task is None:
             return False
@@ -421,7 +421,7 @@ class Recovery:
         return True
 
     def _adopt_actor(self, row: Row, attempt: int, job: JobRecord, worker: WorkerRecord) -> bool:
-        """Restore an actor that lives. Return False if its class is lost: with its exporter and two daemons."""
+        """Restore an actor of this node. Return False if its class is lost: its exporter has died, and two daemons."""
         task = self.enter(row, job)
         if task is None:
             return False
@@ -434,7 +434,6 @@ class Recovery:
         return True
 
     def _restore_detached(self) -> None:
-        """Restore detached actors that only the control store has."""
         for task_id, (row, _) in self._rows.items():
             job = self.tables.jobs.get(task_id[:JOB_BYTES])
             function = job.functions.get(row[1]) if job is not None else None
@@ -447,7 +446,6 @@ class Recovery:
                     add_holder(task, DETACHED)
 
     def _enter_running(self, source: Address, message: m.RunningTasks) -> None:
-        """Restore the tasks that a worker has, running or queued."""
         worker = self.tables.worker_of(source)
         if worker is None or worker.process is None:
             return
@@ -474,18 +472,17 @@ class Recovery:
                 return
             if row[0] in self.tables.tasks:
                 continue
-            task = self.enter(row, job, b"")  # Its submitter repeats it, and receives the outcome.
+            task = self.enter(row, job, b"")  # The submitter is set when it repeats the row.
             if task is not None:
                 task.attempt = attempt
                 if stopped:
                     task.facts().stopped = stopped
                 self._entered.append((task, worker))
-            else:  # Nobody waits for it, and tasks sent to this worker would wait for its end.
+            else:  # Nobody waits for it, and tasks sent to this worker would wait behind it.
                 self.workers.end(worker, "it has a task of which nothing else survived")
                 return
 
     def _enter_submitted(self, source: Address, message: m.Submit) -> None:
-        """Restore rows without an outcome."""
         process = self.tables.processes.get(source[1:])
         for row in message.rows:
             job = self.tables.jobs.get(row[0][:JOB_BYTES])
@@ -500,7 +497,7 @@ class Recovery:
                     self.admission.refuse_unknown(process, row)
             elif process is not None and task.row == row:
                 if task.state == DONE:
-                    self.outcomes.report_to(process, task)  # It made an actor, which has been reported.
+                    self.outcomes.report_to(process, task)  # It made an actor, which is already restored.
                 if task.submitter != source[1:] and task.submitter in self.tables.processes:
                     task.facts().submitters += (task.submitter,)
                 task.submitter = process.incarnation
@@ -508,7 +505,6 @@ class Recovery:
                 self.admission.refuse_row(process, row)
 
     def _take_put(self, source: Address, message: m.Put) -> None:
-        """Restore values that the sender has put."""
         for object_id, value, contained, durable in message.rows:
             self._take_value(source[1:], object_id, OK, value, contained)
             record = self.tables.find(object_id)
@@ -519,7 +515,6 @@ class Recovery:
         self.values.keep_durable(source[1:], message.rows)
 
     def _take_offer(self, source: Address, message: m.OfferResults) -> None:
-        """Restore results that a process has, as accepted."""
         for object_id, status, value, contained in message.rows:
             self._take_value(source[1:], object_id, status, value, contained)
 
@@ -540,12 +535,11 @@ class Recovery:
             self.tables.inline.replace(record, Stored(value[1]) if type(value) is tuple else value)
 
     def _take_expect(self, source: Address, message: m.ExpectResults) -> None:
-        """Restore promised results, of which some are in the arena and not yet sent, and streams of actors that have not ended."""
+        """Restore promised results of calls, some already in the arena, and the unfinished streams of actors."""
         self._restore_all((row[0],) for row in message.rows)
         self.call_results.expect(source, message, False)
 
     def _take_logged(self, source: Address, message: m.LogAppended | m.Checkpoint) -> None:
-        """Restore objects to which a log refers, before the log's messages are handled."""
         self._restore_all((message.refs,))
 
     def _take_hold(self, source: Address, message: m.Hold) -> None:
@@ -559,7 +553,7 @@ class Recovery:
             self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = True
 
     def _unreported(self) -> dict[bytes, tuple[WorkerRecord, int]]:
-        """Attempts that ended and that may not have been reported to an earlier daemon: by task id, the worker and the attempt."""
+        """Attempts whose end may be news: (worker, attempt) by task id."""
         found: dict[bytes, tuple[WorkerRecord, int]] = {}
 
         def note(source: Address, message: m.Completed) -> None:
@@ -576,7 +570,7 @@ class Recovery:
                 record.status = OK
 
     def _enter_value(self, record: AnyObject) -> bool:
-        """Enter the value of an object, and the refs inside, if it was found in the arena or on disk. Return whether it was."""
+        """Give an object its found value and the refs inside. Return False if none was found."""
         size = self._stored.get(record.object_id)
         if size is None:
             return False
@@ -587,7 +581,6 @@ class Recovery:
         return True
 
     def _restore_inside(self) -> None:
-        """Restore what the values contain that were entered."""
         while self._entered_values:
             record = self._entered_values.popleft()
             for object_id in record.contained:
@@ -596,10 +589,10 @@ class Recovery:
                 self.references.pin(record.contained)
 
     def _go_on(self, task: TaskRecord, worker: WorkerRecord | None, now: float) -> None:
-        """Set the state of an unfinished task: done after all, running where it is, or ready."""
+        """Set the state of an unfinished task: done if its values exist, assigned if a worker reports it, else waiting or ready."""
         values = task.values()
         if worker is not None and task.function.actor is not None and task.status != PENDING:
-            self.actors.forget_value(task)  # The actor lived before, and is being made again there.
+            self.actors.forget_value(task)  # The actor had lived before, and is being created again there.
             task.status = PENDING
         if values and all(record.status != PENDING for record in values):
             task.finish()
@@ -618,9 +611,9 @@ class Recovery:
             self.references.pin(named_by(task))
             self._assign(task, worker)
             if task.rare is not None and task.rare.run_timeout is not None:
-                self.stopping.expect_run(task, now)  # Nobody remembers when it began.
+                self.stopping.expect_run(task, now)  # The time of its start is lost.
             if task.rare is not None and task.rare.stopped:
-                self.stopping.stop(task, task.rare.stopped, now)  # Whoever asked for that may be gone.
+                self.stopping.stop(task, task.rare.stopped, now)  # Whoever requested the stop may be gone.
         else:
             self.admission.set_terms(task, now)
             if task.function.actor is None or self.actors.submitted(task, task.function.queue.job):
@@ -629,7 +622,7 @@ class Recovery:
                     self.actors.may_return(task)
 
     def _go_on_for_others(self, actors: bool, now: float) -> None:
-        """Assign tasks of other nodes to the workers that have them: those that make actors, or all others."""
+        """Assign delegated tasks to the workers that report them: those that create actors, or all others."""
         for task, worker in [each for each in self._delegated if (each[0].function.actor is not None) == actors]:
             self.references.pin(named_by(task))
             self._assign(task, worker)
@@ -639,7 +632,6 @@ class Recovery:
                 self.stopping.stop(task, task.rare.stopped, now)
 
     def _stop_void(self, now: float) -> None:
-        """Stop what voided attempts had submitted and nobody else refers to: the next attempts submit it anew."""
         unfinished = [task for task, _ in self._entered if task.state != DONE]
         if any(value.holders is None for task in unfinished for value in task.values()):
             void = {prefix for task in unfinished for prefix in prefixes_of(task) - prefixes_of(task, earlier=0)}
@@ -675,14 +667,14 @@ class Recovery:
             self._restore_inside()
 
     def restore_rows(self, object_ids: Iterable[bytes]) -> None:
-        """Restore objects for a node that looks for their home: those that rows of this node make."""
+        """Restore the rows that make these objects, for a node that searches for their home."""
         for object_id in object_ids:
             self._restore(object_id)
         if self._pinned:
             self._restore_inside()
 
     def known_here(self, object_id: bytes) -> None:
-        """Restore an object that is at home here from what is left of it, if anything is."""
+        """Restore an object whose home is this node, if anything is left of it."""
         self._known_here(object_id)
         if self._pinned:
             self._restore_inside()
@@ -693,7 +685,7 @@ class Recovery:
         self._restore(object_id)
         if self.tables.find(object_id) is not None:
             return
-        of_stream = object_id[:TASK_BYTES] in self.tables.streams  # It may have been requested before it exists.
+        of_stream = object_id[:TASK_BYTES] in self.tables.streams  # A value of a stream may have been requested before it exists.
         if self.tables.unsettled is not None and self.tables.maker_of(object_id) is None and not of_stream:
             self.homeless.append(object_id)
             record = self.tables.objects[object_id] = BorrowedRecord(object_id, NO_HOME)
@@ -712,26 +704,25 @@ class Recovery:
             self._enter_value(record)
         elif self.tables.maker_of(object_id) is not None:
             record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
-            record.status = OK  # Without a value: it is rebuilt when a process requests it.
+            record.status = OK  # Without a value: it is rebuilt on request.
         elif is_put(object_id):
             put = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
             put.durable = DURABLE  # If it was not durable, the control store will not find it.
             self.rebuilding.make_available(put, "its node's daemon died")
 
     def _orphan(self, object_id: bytes) -> ObjectRecord:
-        """Make the record of a value that has no known row."""
         record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
         self._count_value(record)
         self._note_orphan(object_id)
         return record
 
     def _note_orphan(self, object_id: bytes) -> None:
-        """Note that the row which makes an object is unknown: it may be submitted again."""
+        """Note that the row of an object is unknown, and may be submitted again."""
         if not is_put(object_id) and object_id[:TASK_BYTES] not in self.tables.streams:
             self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = False
 
     def _restore(self, object_id: bytes) -> None:
-        """Restore the row that made an object, and the rows of objects that it names: inputs first, since a row counts what it names."""
+        """Restore the row that made an object, and transitively the rows of its inputs, as finished tasks."""
         agenda = deque([object_id[:TASK_BYTES]])
         restored: list[TaskRecord] = []
         while agenda:
@@ -759,7 +750,7 @@ class Recovery:
             self.references.retain_row(task)
 
     def _restore_yielded(self, task: TaskRecord) -> None:
-        """Restore values of streams that a row names, and of which nothing is left: their tasks make them again if they are needed."""
+        """Make records for lost stream values that a row names: their tasks yield them again on request."""
         for identifier in named_by(task) if self.tables.streams else ():
             stream = self.tables.streams.get(identifier[:TASK_BYTES])
             if stream is not None and stream.owner.task is not None and self.tables.find(identifier) is None:

@@ -1,7 +1,11 @@
-"""A restarted scheduler asks every living process to register again, and waits for all of them.
+"""The barrier of a restarted scheduler: every living process registers again.
 
-It finds workers in the supervisor's table, and drivers in the control store's jobs. Until the last of them is ready, or proved dead, their
-reports are held back; then ``recovery`` rebuilds the tables from them.
+The supervisor's table names the workers (``ProcessTable``), the job rows of the control store name the drivers. Each of them is sent
+``RegisterAgain`` and is awaited until its ``Ready``, or until it is proved dead. A worker that has not registered after
+``recovery_seconds`` is killed; a driver is then no longer awaited, and its death is noticed by its watch. Meanwhile reports are collected
+(``recovery``), and messages of other nodes are retained. The barrier closes when the table, the jobs and the retained rows are read and
+nobody is awaited. Then ``Recovery.rebuild`` runs, followed by the messages sent after registration and the ends of jobs whose drivers have
+died.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from zfabric.protocol.options import NO_ENVIRONMENT
 
 
 class Rejoining:
-    """The processes for which a restarted scheduler waits. ``Tables.recovering`` says whether it still does."""
+    """Awaits the processes of a restarted scheduler. ``Tables.recovering`` is true until the barrier closes."""
 
     def __init__(
         self,
@@ -46,22 +50,21 @@ class Rejoining:
         self.retained_rows = RetainedRows(tables, blocks, requests, logs, self._maybe_recovered)
         self._table_known = self._jobs_known = not tables.recovering
         self._expected: dict[bytes, int] = {}
-        """Pids of processes that are to register again, by incarnation."""
+        """Pids of the awaited processes, by incarnation."""
         self.retained_due = False
         self.from_nodes: list[tuple[Address, m.Message]] = []
-        """Messages of other nodes: they are handled once this node's own processes have reported."""
+        """Messages of other nodes, handled once this node's tables are rebuilt."""
         self._claimed: list[m.Row] = []
         """Rows of ``Sealed`` that processes sent while they registered."""
         self._driverless: list[JobRecord] = []
-        """Jobs that had no driver any more."""
         self._abandoned: list[JobRecord] = []
-        """Jobs whose drivers died during recovery: they end when the tables are rebuilt."""
+        """Jobs whose drivers died during recovery; they end after the rebuild."""
         self._early: list[tuple[Address, m.Message]] = []
-        """Registrations that came before the jobs were read."""
+        """Registrations that arrived before the jobs were read."""
         self._deadline: float | None = None
 
     def on_process_table(self, now: float, source: Address, message: m.ProcessTable) -> None:
-        """Ask each worker of the supervisor's table to register again."""
+        """Ask each worker in the supervisor's table to register again."""
         if not self.tables.recovering:
             return
         self._table_known = True
@@ -78,7 +81,6 @@ class Rejoining:
         self.requests.ask(m.Scan, "job", b"", b"", 10_000, then=self._jobs_found)
 
     def _jobs_found(self, now: float, about: None, answer: m.Found) -> None:
-        """Ask the driver of each running job in the control store to register again."""
         for key, value in answer.rows:
             facts = unpack_row(value)
             if facts.get("status") == ELSEWHERE:
@@ -88,7 +90,7 @@ class Rejoining:
                 continue
             job = JobRecord(key, unpack_counter(key)[0], facts["namespace"], now)
             job.submitted = facts.get("submitted", 0)
-            if not facts["driver"]:  # It passed to this node from a dead one, and goes on for detached actors.
+            if not facts["driver"]:  # Taken over from a dead node; it goes on for its detached actors.
                 self.tables.jobs[key] = job
                 self._driverless.append(job)
                 continue
@@ -108,7 +110,7 @@ class Rejoining:
         self._maybe_recovered(now)
 
     def holds_back(self, source: Address, message: m.Message) -> bool:
-        """Retain a message that must wait for the end of recovery. Return whether it does."""
+        """Retain a message that must wait for the rebuild. Return whether it must."""
         if not self.tables.recovering:
             return False
         if source[:1] == LOCAL_SCHEDULER:
@@ -125,7 +127,7 @@ class Rejoining:
         return False
 
     def ready(self, incarnation: bytes, now: float) -> None:
-        """Record that a process has registered, and reported everything it holds."""
+        """Record that a process has reported all it holds."""
         self._expected.pop(incarnation, None)
         self._maybe_recovered(now)
 
@@ -137,7 +139,7 @@ class Rejoining:
         self._maybe_recovered(now)
 
     def abandon(self, job: JobRecord) -> None:
-        """Note that the driver of a job died before recovery ended."""
+        """Note that a job's driver died before the barrier closed."""
         self._abandoned.append(job)
 
     def _maybe_recovered(self, now: float) -> None:
@@ -159,24 +161,24 @@ class Rejoining:
         self.tables.write_log("info", f"recovered: {len(self.tables.processes)} processes, {tasks} tasks")
 
     def send_retained(self) -> None:
-        """Send the store the ids of needed values, at the end of the turn in which recovery ended."""
+        """Send the store the ids of needed values, at the end of the turn of the rebuild."""
         if self.retained_due:
             self.retained_due = False
             stored = [record.object_id for record in self.tables.values() if type(record.value) is Stored]
             stored += self.recovery.found_elsewhere()
-            stored += [row[0] for row in self.tables.locates]  # Its writer may use a value to which it has no ref any more.
+            stored += [row[0] for row in self.tables.locates]  # The writer may use a value without a ref to it.
             if self.tables.store_address is not None:
-                # Values written after their writer registered come first: they may be in room that it had reported as unused.
+                # Claims of values written after registration go first: they may lie in room that was reported as unused.
                 claims = (m.Sealed(tuple(self._claimed)),) if self._claimed else ()
                 self.tables.before_batches += [Send(self.tables.store_address, each) for each in (*claims, m.RetainOnly(tuple(stored)))]
             self._claimed = []
 
     def on_arena_found(self, now: float, source: Address, message: m.ArenaFound) -> None:
-        """Record what was in the arena and on disk when this incarnation began."""
+        """Record what the arena and the disk had when this incarnation began."""
         self.recovery.found_in_arena(message)
 
     def on_running_tasks(self, now: float, source: Address, message: m.RunningTasks) -> None:
-        """Do nothing: the message concerns only a scheduler that recovers (see ``recovery``)."""
+        """Do nothing: only a scheduler that recovers needs this report."""
 
     def tick(self, now: float) -> None:
         """Kill workers that do not register again. Drivers are not waited for any longer: their death is noticed."""

@@ -1,4 +1,4 @@
-"""What a restarted local scheduler reads from the control store: functions, task rows and logs of living jobs (see ``recovery``)."""
+"""What a restarted scheduler reads from the control store: functions, task rows, placement groups and call logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = 500
 
 
 class RetainedRows:
-    """Rows of the tables "function", "task" and "group", between their scan and the end of recovery."""
+    """Rows between their scan and the end of recovery."""
 
     def __init__(
         self, tables: Tables, blocks: BlockWriter, requests: PendingRequests, logs: ActorLogs, then: Callable[[float], None]
@@ -46,7 +46,6 @@ class RetainedRows:
             self.requests.ask(m.Scan, table, b"", b"", PAGE, then=self._found, about=table)
 
     def _found(self, now: float, table: str, message: m.Found) -> None:
-        """Store a page of a scan, and request the next."""
         if table in (LOG, CHECKPOINT):
             self.logs.adopt(table, message.rows)
         else:
@@ -72,9 +71,9 @@ class RetainedRows:
             job.functions[identifier] = function
 
     def adopt_rows(self) -> dict[bytes, tuple[m.Row, LineageBlock]]:
-        """Restore task rows of living jobs, with their blocks. The caller drops those that are not needed.
+        """Restore task rows of living jobs, with their blocks; the caller drops the unneeded ones.
 
-        Rows that are entrusted to this node stay so, unless their home is dead, and this node is their home.
+        Rows entrusted to this node remain entrusted, unless this node is the heir of their dead home.
         """
         tables, blocks = self.tables, self.blocks
         rows: dict[bytes, tuple[m.Row, LineageBlock]] = {}

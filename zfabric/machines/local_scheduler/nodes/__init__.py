@@ -1,1 +1,1 @@
-"""Other nodes: which there are, tasks that they run for this one, tasks that this one runs for them, and the jobs that both work for."""
+"""Relations to other nodes: delegation, holds, values, actors, deaths and restarts."""

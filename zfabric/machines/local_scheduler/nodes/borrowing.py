@@ -1,12 +1,16 @@
-"""Objects of other nodes: which are borrowed from their homes, and when a hold may end.
+"""Holds of this node at the homes of other nodes' objects, and when they may end.
 
-An object has one home, the node of the task or process that made it. Its holders are registered there: processes of that node, and other
-nodes. A node that receives an id of another home makes a record of its own (``BorrowedRecord``). It registers as a holder at the home
-(``Borrow``), unless the sender retains the object for as long as it is needed.
+An object has one home, where its holders are registered: processes of the home, and other nodes. A node that receives the id of another
+home's object makes a ``BorrowedRecord``, and registers at the home (``Borrow``, acknowledged by ``Borrowed``) unless the sender retains the
+object for as long as it is needed. Holders are sets, not counts.
 
-One rule makes this safe. A message that may end the hold of another node (``Release``, ``Ended``, ``EndsReceived``) leaves this node only
-when every ``Borrow`` before it was acknowledged. So a new holder is registered before the lender releases, over any number of nodes.
-Holders are sets, not counts.
+The invariant: a message that may end another node's hold (``Release``, ``Ended``, ``EndsReceived``) is sent only when every earlier
+``Borrow`` of this node has been acknowledged. So a new holder is registered before the lender releases, over any number of nodes.
+
+Per turn: ``begin_end_of_turn`` sends ``RetainRows`` and ``Borrow``; other parts then send through ``send_behind``; ``end_of_turn``
+releases. When a home's daemon restarts, its open numbers are dropped (``begin_anew``), all holds there are borrowed again, and whatever
+waited now waits for these (``repeat``). When a home dies, its holds move to the homes of the jobs (``orphans``), and an empty ``Borrow`` to
+each serves as a barrier.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from zfabric.protocol.ids import Address
 
 
 class Borrowing:
-    """Records of objects of other nodes, and holds at their homes."""
+    """Records of borrowed objects, and holds at their homes."""
 
     def __init__(
         self,
@@ -47,18 +51,17 @@ class Borrowing:
         self.streams = streams
         self.node = node
         self._last = 0
-        """The number of the last ``Borrow``."""
         self._open: dict[int, bytes] = {}
-        """Homes that have not acknowledged a ``Borrow``, by its number, in order."""
+        """The home of each ``Borrow`` that is not acknowledged, by its number, in order."""
         self._behind: deque[tuple[int, bytes, m.Message]] = deque()
-        """Messages that wait for all ``Borrow`` up to a number: (number, node, message)."""
+        """Messages that wait for every ``Borrow`` up to a number: (number, node, message)."""
         self._released: defaultdict[bytes, dict[bytes, int]] = defaultdict(dict)
-        """Holds that this node gives up, by home: each object with the number of the last ``Borrow`` before."""
+        """Holds to release, by home: each object with the number of the last ``Borrow`` before."""
 
     # -- ids that cross between nodes --
 
     def refer(self, object_ids: Iterable[bytes], homes: m.Rows, sender: bytes) -> None:
-        """Make records for objects that a message of ``sender`` names and that are unknown here."""
+        """Make records for unknown objects that a message of ``sender`` names."""
         known: dict[bytes, bytes] = dict(homes)
         for object_id in object_ids:
             home = known.get(object_id, sender)
@@ -66,7 +69,7 @@ class Borrowing:
                 self.tables.objects[object_id] = BorrowedRecord(object_id, home)
 
     def settle(self, object_ids: Iterable[bytes]) -> None:
-        """Borrow the objects of these ids that something here needs, and drop the records of the others."""
+        """Borrow the objects that something here needs, and drop the records of the others."""
         for object_id in object_ids:
             record = self.tables.find(object_id)
             if isinstance(record, BorrowedRecord):
@@ -86,13 +89,13 @@ class Borrowing:
         if record.borrowed:
             return
         record.borrowed = True
-        if self._released[record.home].pop(record.id, None) is None:  # Else it is still registered.
+        if self._released[record.home].pop(record.id, None) is None:  # A hold that is not yet released is still registered.
             self.tables.to_borrow.append(record)
 
     # -- the order in which things leave --
 
     def begin_end_of_turn(self) -> None:
-        """Send the holds of this turn, before anything that may end a hold of somebody else."""
+        """Send the new holds of this turn, before anything that may end another node's hold."""
         by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for record in self.tables.first_held:
             if record.is_needed:
@@ -121,18 +124,18 @@ class Borrowing:
 
     @property
     def is_clear(self) -> bool:
-        """Whether a message that ``send_behind`` sends leaves at once."""
+        """Whether ``send_behind`` sends at once."""
         return not (self._open or self._behind or self.tables.first_held or self.tables.to_borrow)
 
     def send_behind(self, node: bytes, message: m.Message) -> None:
-        """Send a message that may end a hold, once all holds of this node that were asked for until now are registered."""
+        """Send a message that may end a hold, after the acknowledgement of every earlier ``Borrow``."""
         if self._open or self._behind:
             self._behind.append((self._last, node, message))
         else:
             self.entrusting.send(node, message)
 
     def end_of_turn(self) -> None:
-        """Send the holds that are given up."""
+        """Release holds, and rows retained elsewhere, that are given up."""
         for home, object_id in self.tables.given_up:
             self._released[home][object_id] = self._last
         self.tables.given_up.clear()
@@ -146,7 +149,6 @@ class Borrowing:
                 self.tables.send_to_node(home, m.ReleaseRows(tuple(object_ids[start : start + ROWS_MAX])))
 
     def _release(self) -> None:
-        """Give up holds, once all that were asked for before are registered."""
         oldest = next(iter(self._open), None)
         for home, waiting in self._released.items():
             due = [object_id for object_id, number in waiting.items() if oldest is None or number < oldest]
@@ -156,12 +158,12 @@ class Borrowing:
                 self.tables.send_to_node(home, m.Release(tuple(due[start : start + ROWS_MAX])))
 
     def on_borrowed(self, now: float, source: Address, message: m.Borrowed) -> None:
-        """A home has registered this node as a holder."""
+        """Accept an acknowledgement of a ``Borrow``."""
         self._open.pop(message.number, None)
         self._flush()
 
     def begin_anew(self, node: bytes) -> None:
-        """Forget what was under way to a node whose daemon is new. ``repeat`` sends what still counts; the node repeats its requests."""
+        """Drop what is under way to a node with a new daemon: ``repeat`` sends what still counts, and the node repeats its requests."""
         self._open = {number: home for number, home in self._open.items() if home != node}
         self._behind = deque(each for each in self._behind if each[1] != node)
         self._released.pop(node, None)
@@ -172,7 +174,7 @@ class Borrowing:
                 self.tables.to_fetch.append(record)
 
     def repeat(self, node: bytes) -> None:
-        """Borrow again what this node has of another one. What waits for earlier holds waits for these, too: some were dropped."""
+        """Borrow again all that this node holds of another. Waiting messages now wait for these holds."""
         objects = [each for each in self.tables.objects.values() if isinstance(each, BorrowedRecord) and each.home == node]
         self.borrow(node, [each.id for each in objects if each.borrowed])
         self.tables.to_retain += [each for each in objects if each.row_retained]
@@ -182,13 +184,16 @@ class Borrowing:
         self._flush()
 
     def repeat_cancelled(self, node: bytes) -> None:
-        """Cancel again what a node makes that processes of this one have cancelled."""
+        """Repeat the cancellations that processes here requested of tasks whose home is that node."""
         for record in self.tables.objects.values():
             if isinstance(record, BorrowedRecord) and record.home == node and record.cancelled and record.status == PENDING:
                 self.tables.send_to_node(node, m.Cancel((record.id,), *record.cancelled))
 
     def borrow(self, node: bytes, object_ids: list[bytes], certain: bool = True) -> list[int]:
-        """Ask a home to register this node as a holder. Return the numbers of the messages."""
+        """Send ``Borrow`` for these objects; return the numbers of the messages.
+
+        ``certain`` is false for a search: the node may not be their home.
+        """
         numbers = []
         for start in range(0, len(object_ids), ROWS_MAX):
             self._last += 1
@@ -206,14 +211,14 @@ class Borrowing:
         self._release()
 
     def node_died(self, node: bytes) -> None:
-        """A home is dead: what this node held there it holds at the homes of the jobs, which are to register that."""
+        """Move the holds at a dead home to the homes of the jobs."""
         self._open = {number: home for number, home in self._open.items() if home != node}
         self._released.pop(node, None)
         self.entrusting.node_died(node)
         self._wait_for(self.orphans.report(node))
 
     def _wait_for(self, homes: Iterable[bytes]) -> None:
-        """Hold back what may end a hold until these homes have registered what was sent to them before."""
+        """Have waiting messages wait until these homes have received everything sent so far."""
         for home in homes:
             self._last += 1
             self._open[self._last] = home
@@ -226,7 +231,7 @@ class Borrowing:
     # -- at home --
 
     def on_borrow(self, now: float, source: Address, message: m.Borrow) -> None:
-        """Another node has refs to objects of this one."""
+        """Register another node as a holder, and acknowledge. Rows of these objects are entrusted first."""
         if source[1:] not in self.tables.nodes:
             return
         if self.tables.streams:
@@ -239,17 +244,17 @@ class Borrowing:
         self.entrusting.send(source[1:], m.Borrowed(message.number, unknown))
 
     def _is_home_of(self, object_id: bytes) -> bool:
-        """Whether an object is at home here, or will be once this node has taken over from a dead one."""
+        """Whether this node is an object's home, or is its heir and has yet to rebuild it."""
         record = self.tables.find(object_id)
         if record is None or not record.home:
             return record is not None
         return record.home in self.tables.dead and self.tables.job_home(object_id) == b""
 
     def on_retain_rows(self, now: float, source: Address, message: m.RetainRows) -> None:
-        """Rows of another node name objects of this one."""
+        """Retain the rows that make these objects: rows of another node name them."""
         if source[1:] in self.tables.nodes:
             self.references.retain_rows_for(source[1:], message.object_ids)
 
     def on_release_rows(self, now: float, source: Address, message: m.ReleaseRows) -> None:
-        """No row of another node names these objects any more."""
+        """Release rows that another node's rows no longer name."""
         self.references.release_rows_for(source[1:], message.object_ids)

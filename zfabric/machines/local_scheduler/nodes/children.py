@@ -1,8 +1,8 @@
 """Children that outlive their parents, on another node than the home of the job.
 
-When a node dies, the tasks that it ran for others run again, and submit their children anew. A child whose parent has ended would be lost:
-nobody submits it again, and perhaps nobody waits for it. So when a delegated task ends, its children without an outcome are entrusted to
-the home of the job, which runs them if this node dies. When such a child ends, its own children are entrusted.
+If a node dies, the tasks that it ran for others run again and submit their children again. But nobody would submit the child of an ended
+parent. So when a delegated task ends, its unfinished children are entrusted to the home of the job, and when such a child ends, its own
+children are.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from zfabric.protocol.messages.rows import OPTIONS, TASK_ID
 from zfabric.protocol.options import option
 
 CHILDREN_MIN = 10_000
-"""Children at which those that have ended are forgotten for the first time; afterwards, at twice the number that remained."""
+"""Children at which ended ones are first dropped; then twice what remained."""
 
 
 class Children:
-    """Children of tasks of other nodes' jobs, by their parents, over the shared tables."""
+    """Children of tasks of other homes' jobs, by parent."""
 
     def __init__(self, tables: Tables, entrusting: Entrusting) -> None:
         self.tables = tables
         self.entrusting = entrusting
         self._of: dict[bytes, list[bytes]] = {}
-        """Ids of children, by the prefix of their ids. A child that a thread of its parent submitted is found by the parent's id."""
+        """Ids of children, by their prefix, or by their parent's id if a thread submitted them."""
         self._count = 0
         self._most = CHILDREN_MIN
 
@@ -35,7 +35,7 @@ class Children:
         return self._count
 
     def begin_end_of_turn(self) -> None:
-        """Enter the tasks of other nodes' jobs that processes of this node have submitted."""
+        """Enter the tasks of other homes' jobs that were submitted here."""
         for rows in self.tables.submitted_here:
             self._enter(rows)
         self.tables.submitted_here.clear()
@@ -49,7 +49,7 @@ class Children:
             self._forget_ended()
 
     def parent_ended(self, task: TaskRecord) -> None:
-        """Entrust the unfinished children of a task that has ended, and the unfinished children of its finished ones."""
+        """Entrust the unfinished children of an ended task, and those of its finished children."""
         unfinished: list[TaskRecord] = []
         agenda = self._take(task)
         while agenda:
@@ -62,24 +62,22 @@ class Children:
             self.entrusting.entrust_unfinished(unfinished)
 
     def parent_lost(self, task: TaskRecord) -> None:
-        """Forget the children of an attempt that comes to nothing: the next one submits its own."""
+        """Drop the children of a void attempt: the next one submits its own."""
         self._take(task)
 
     def end_of_turn(self) -> None:
-        """Notify the homes of jobs of entrusted children that have ended, and entrust the children of these."""
+        """Notify homes of jobs of entrusted children's ends, and entrust the children of these."""
         finished, self.tables.finished = self.tables.finished, []
         for task in finished:
             self.parent_ended(task)
         self.entrusting.finished(finished)
 
     def _take(self, task: TaskRecord) -> list[bytes]:
-        """Remove and return the children of a task."""
         found = self._of.pop(_prefix(task), []) + self._of.pop(task.id, [])
         self._count -= len(found)
         return found
 
     def _forget_ended(self) -> None:
-        """Forget children that have ended and whose own have."""
         tasks = self.tables.tasks
         for parent, children in list(self._of.items()):
             left = [

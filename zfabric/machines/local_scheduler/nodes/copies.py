@@ -1,10 +1,8 @@
-"""Copies of large values: which nodes they are made from, and those that this node's transfer agent makes.
+"""Copies of large values by this node's transfer agent, and the sources that a home offers.
 
-If the agent dies, the next one is asked again for every copy that is missing. Copies under way do not outlive this scheduler: whoever needs
-one asks its next incarnation.
-
-The home of a value offers as sources all nodes to which it has offered the value before, so every copy serves others. The reader asks the
-last of these first, and then the node that retains the value. If a source has no copy, it answers so, and the next one is asked.
+Copies under way outlive the agent, whose successor is asked again, but not this scheduler: its next incarnation is asked by whoever needs
+them. A home offers all nodes to which it has offered the value before, so that every copy serves others; the reader asks the last of these
+first, then the node that retains the value, then the rest.
 """
 
 from __future__ import annotations
@@ -20,21 +18,19 @@ from zfabric.protocol.effects import StartAgent
 from zfabric.protocol.ids import MEMBER, Address
 
 Ended = Callable[[float, m.Pulled | m.PullFailed, bytes], None]
-"""Called with (now, how a copy ended, incarnation of the agent). A copy that was made is not sealed yet."""
+"""Called with (now, how a copy ended, incarnation of the agent). A finished copy is not yet sealed."""
 COPIES_MAX = 16
-"""Most nodes that are remembered to have a copy of a value."""
+"""Nodes that are remembered to have a copy."""
 
 
 class _Copy(NamedTuple):
-    """One copy that is under way."""
-
     size: int
     sources: m.Ids
     ended: Ended
 
 
 class Copies:
-    """The copies that are under way, over the shared tables. ``node`` is this one's id."""
+    """The copies under way. ``node`` is this one's id."""
 
     def __init__(self, tables: Tables, node: bytes) -> None:
         self.tables = tables
@@ -42,7 +38,7 @@ class Copies:
         self._wanted: dict[bytes, _Copy] = {}
         self._agent: ProcessRecord | None = None
         self._requested = False
-        """Whether an agent has been started: it is restarted by itself."""
+        """Whether an agent was started; it restarts by itself."""
         self._nodes = m.NodeTable(0, ())
 
     def __len__(self) -> int:
@@ -51,7 +47,7 @@ class Copies:
     # -- where copies are --
 
     def offer(self, record: AnyObject, node: bytes) -> m.Row:
-        """Describe a large value to another node, which will have a copy soon: ``(size, node, …)``, the node to ask first in front."""
+        """Offer a large value to another node, which will have a copy soon: ``(size, node, …)``, in the order to ask."""
         value = record.value
         assert isinstance(value, Stored | Elsewhere)
         size, (retains, *copies) = self.places(value)
@@ -60,27 +56,27 @@ class Copies:
         return (size, *(each for each in (*others[-1:], retains, *others[:-1]) if each != node))
 
     def places(self, value: Stored | Elsewhere) -> tuple[int, m.Ids]:
-        """The size of a value, and the nodes that may have it, the one that retains it in front."""
+        """Size of a value and the nodes that may have it, first the one that retains it."""
         first = value.place if isinstance(value, Elsewhere) else self.node
         return value.size, (first, *(each for each in copies_of(value) if each in self.tables.nodes and each != first))
 
     # -- copies that come here --
 
     def pull(self, object_id: bytes, size: int, sources: m.Ids, ended: Ended) -> None:
-        """Copy a value from one of these nodes, in order of preference. If that is under way, only its sources are replaced."""
+        """Copy a value from one of these nodes, in order. If that is under way, replace its sources."""
         known = self._wanted.get(object_id)
         if known is not None and known.size != size:
-            self.stop(object_id)  # It was made again meanwhile, with another size.
+            self.stop(object_id)  # It was made again with another size.
         self._wanted[object_id] = _Copy(size, sources, ended)
         self._tell(m.Pull(object_id, size, sources))
 
     def stop(self, object_id: bytes) -> None:
-        """Stop making a copy; nobody is notified."""
+        """Stop a copy, without notice."""
         if self._wanted.pop(object_id, None) is not None:
             self._tell(m.StopPull(object_id))
 
     def discard(self, message: m.Pulled, agent: bytes) -> None:
-        """Free the room of a copy that nobody needs by now."""
+        """Free the room of an unneeded copy."""
         self.tables.sealed.append((message.object_id, message.offset, message.size, agent, True))
         record = self.tables.find(message.object_id)
         if record is None or type(record.value) is not Stored:
@@ -91,7 +87,7 @@ class Copies:
             self.tables.send_to_client(self._agent, message)
 
     def nodes_changed(self, table: m.NodeTable) -> None:
-        """Pass on which nodes there are: their agents' addresses and keys."""
+        """Pass the nodes, with their agents' addresses and keys, to the agent; start it if there are others."""
         self._nodes = table
         if len(table.rows) > 1 and not self._requested:
             self._requested = True
@@ -99,14 +95,14 @@ class Copies:
         self._tell(table)
 
     def on_agent_ready(self, transition: AgentReady) -> None:
-        """An agent has registered: it knows no node and has no copy to make."""
+        """Send a new agent the nodes and the missing copies."""
         self._agent = transition.process
         self._tell(self._nodes)
         for object_id, copy in self._wanted.items():
             self._tell(m.Pull(object_id, copy.size, copy.sources))
 
     def on_pulled(self, now: float, source: Address, message: m.Pulled) -> None:
-        """A copy is whole."""
+        """Accept a finished copy."""
         if source[1:] not in self.tables.processes:
             self.tables.counts["refused"] += 1
             return
@@ -119,7 +115,7 @@ class Copies:
             copy.ended(now, message, source[1:])
 
     def on_pull_failed(self, now: float, source: Address, message: m.PullFailed) -> None:
-        """A copy cannot be made."""
+        """Accept a failed copy."""
         copy = self._wanted.pop(message.object_id, None)
         if copy is not None:
             copy.ended(now, message, source[1:])
@@ -127,7 +123,7 @@ class Copies:
     # -- pairs of nodes --
 
     def on_probe_pairs(self, now: float, source: Address, message: m.ProbePairs) -> None:
-        """Have the agent probe all pairs of this node. Without one it is the others that notice."""
+        """Have the agent probe its pairs. Without an agent, the other nodes notice."""
         if self._agent is not None and self._agent.incarnation in self.tables.processes:
             self._tell(message)
         else:

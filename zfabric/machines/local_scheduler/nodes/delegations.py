@@ -1,7 +1,7 @@
-"""The home's side of tasks that run on other nodes: which tasks are sent there, and how their attempts ended.
+"""The home's side of delegated tasks: which tasks are sent to which node, and how their attempts end.
 
-A node is given rows as a worker is: in batches, each attempt with its number. It never passes them on, so a row is at most one hop from its
-home. What runs there is in flight on the node's record; the outcome of an attempt is accepted by the same look-up as that of a worker.
+A node is given rows as a worker is, in batches and with attempt numbers. It never passes them on: a row is at most one hop from home. What
+it has is in flight on its record, and outcomes are accepted as a worker's are.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from zfabric.protocol.messages import LOST, OK
 from zfabric.protocol.options import names_objects, only_prefers, option
 
 ACKNOWLEDGE_AFTER = 0.02
-"""Seconds after which an end is acknowledged, with all that have come meanwhile. Until then its node retains the outcome and does nothing
-else with it, so nobody waits. A message for each would cost both daemons time for each task of a program that waits for every task."""
+"""Seconds after which ends are acknowledged, together: nobody waits, and a message each would cost both daemons time."""
 RECEIPTS_WITHIN = 0.01
-"""Seconds that callers have to confirm what they have received, before ends are acknowledged without what they have not confirmed."""
+"""Seconds in which callers may confirm receipt before ends are acknowledged without them."""
 
 
 class Delegations:
-    """Gives ready tasks to other nodes, and takes in how they ended."""
+    """Gives ready tasks to other nodes, and accepts how their attempts end."""
 
     def __init__(
         self,
@@ -54,16 +53,16 @@ class Delegations:
         self.receipts = receipts
         self.node = node
         self.preferring: dict[bytes, float] = {}
-        """Nodes that were given tasks which may run on any other, too, and since when they have ended none of this node's tasks."""
+        """Nodes with tasks that could run elsewhere, and since when they have ended none of this home's."""
 
     def give(self, queue: ShapeQueue, node: NodeRecord, most: int, now: float) -> int:
-        """Delegate up to ``most`` tasks of a queue, the last ones first: this node goes on at its head. Return how many.
+        """Delegate up to ``most`` tasks of a queue, from its end; return how many.
 
-        Of tasks that must not run twice, a node receives no more than it can run at once: if it dies, all that it has may have begun.
+        Of tasks that must not run twice, a node receives only as many as it can run at once: if it dies, all may have begun.
         """
         batch: list[TaskRecord] = []
         once, function = self.room_for_once(queue, node), None
-        """How many of them it may still receive, and a function whose tasks may run twice."""
+        """How many of those it may still receive, and a function whose tasks may run twice."""
         for tasks in (queue.tasks, queue.consumers):
             stay: list[TaskRecord] = []
             while tasks and len(batch) < most:
@@ -77,7 +76,7 @@ class Delegations:
                     function = task.function
                 if self.may_travel(task):
                     once -= 1
-                    task.assign(node)  # At once: a task that was made ready again may be in its queue twice.
+                    task.assign(node)  # At once: a task may be in its queue twice.
                     batch.append(task)
                 elif not self.rebuilding.hold_back(task, here=False):
                     stay.append(task)
@@ -90,24 +89,21 @@ class Delegations:
         return len(batch)
 
     def room_for_once(self, queue: ShapeQueue, node: NodeRecord) -> int:
-        """How many more tasks that must not run twice a node may receive: as many as it could begin at once, as far as this one knows.
-
-        Any number, if they may run on no other node.
-        """
+        """How many more tasks that must not run twice a node may receive, or many if they may run nowhere else."""
         if queue.only or queue.group is not None:
             return ROWS_MAX
         return max(1, count_fitting(node.resources, queue.demand, 0)) - len(node.inflight)
 
     def waits_for_room(self, queue: ShapeQueue, nodes: Iterable[NodeRecord | None]) -> bool:
-        """Whether what is left of a queue must not run twice, and waits until one of these nodes can begin it."""
+        """Whether a queue's tasks must not run twice and wait until one of these nodes can begin them."""
         if not queue or not self.tables.runs_once(queue.last):
             return False
         return any(self.room_for_once(queue, node) <= 0 for node in nodes if node is not None)
 
     def may_travel(self, task: TaskRecord) -> bool:
-        """Whether another node could run a task: it makes values, and the homes of the refs in its arguments are known.
+        """Whether another node could run a task: the homes of all its refs are known.
 
-        Actors that share processes stay, and replays for lost values, which read the logs of this node.
+        Actors that share processes stay, and so do replays, which read this node's logs.
         """
         function = task.function
         if task.rare is not None and task.rare.common:
@@ -141,7 +137,7 @@ class Delegations:
         for task in batch:
             row = task.row
             inflight[row[0]] = task
-            if task.function is not function:  # Most of a batch have the same one.
+            if task.function is not function:  # Most tasks of a batch have the same one.
                 function = task.function
                 if job.id + function.id not in node.functions:
                     node.functions.add(job.id + function.id)
@@ -165,11 +161,11 @@ class Delegations:
         columns = (tuple(functions.values()), tuple(rows), tuple(attempts), tuple(values.values()), homes)
         self.tables.send_to_node(node.token, m.Delegate(about, *columns, first))
         node.reclaimable |= not queue.strategy
-        self.tables.became_ready += 1  # A blocked task that waits for one of these now counts as one to be replaced.
+        self.tables.became_ready += 1  # A blocked task that waits for one of these may now be replaced.
         self.tables.counts["delegated"] += len(batch)
 
     def on_ended(self, now: float, source: Address, message: m.Ended) -> None:
-        """Attempts of tasks of this node ended on another one."""
+        """Accept ends of attempts from another node."""
         node = self.tables.nodes.get(source[1:])
         if node is None:
             self.tables.counts["refused"] += 1
@@ -179,7 +175,7 @@ class Delegations:
             self.preferring[node.token] = now
         if node.full:
             for task in [node.inflight[row[0]] for row in completed.rows if row[0] in node.inflight]:
-                node.full.pop(self.tables.queue_of(task).demand, None)  # There is room for it again.
+                node.full.pop(self.tables.queue_of(task).demand, None)  # There is room again.
         extras = {index: tuple(extra) for index, *extra in completed.extras}
         named: list[bytes] = []
         if extras or any(completed.statuses):
@@ -192,14 +188,14 @@ class Delegations:
         self.tables.owe(node, message.number, now + ACKNOWLEDGE_AFTER)
 
     def take_slow(self, now: float, patience: float) -> list[NodeRecord]:
-        """Take the nodes of ``preferring`` that have ended none of this node's tasks for so long."""
+        """Take the nodes of ``preferring`` that have been slow for ``patience`` seconds."""
         slow = [token for token, since in self.preferring.items() if now >= since + patience]
         for token in slow:
             del self.preferring[token]
         return [self.tables.nodes[token] for token in slow if token in self.tables.nodes]
 
     def end_of_turn(self, now: float) -> None:
-        """Acknowledge the ended attempts and calls that were taken in, once that is due."""
+        """Acknowledge accepted ends and outcomes that are due."""
         for node, due in list(self.tables.owed.items()):
             if node.ends_received is None or self.tables.nodes.get(node.token) is not node:
                 del self.tables.owed[node]
@@ -224,12 +220,12 @@ class Delegations:
 
 
 def _without_strategy(row: m.Row, function: FunctionRecord) -> m.Row:
-    """A task's row whose only option is its strategy, which its executor does not need; most rows with one are of this kind."""
+    """A row without its only option, the strategy, which the executor does not need."""
     if function.actor is not None or len(row[4]) != 1 or row[4][0][0] != "strategy" or option(function.options, "strategy") is not None:
         return row
     return row[:4]
 
 
 def is_own_work(queue: ShapeQueue) -> bool:
-    """Whether tasks of a queue may be given to any other node: they are at home here, and do not say where they are to run."""
+    """Whether a queue's tasks are at home here and may run anywhere."""
     return not queue.delegated and not queue.shared and not queue.strategy

@@ -1,12 +1,9 @@
-"""Detached actors are at home on the head, wherever they are made: so they outlive every other node, that of their program included.
+"""Creation of detached actors at the head, so that they outlive every other node.
 
-A process asks its own node to have one made, and waits for the answer: nobody has a handle before the head has the actor. The request
-goes by way of the home of the job. So that home is notified that the job goes on for this actor (``JobLives``) before the process has the
-answer. Each node on the way retains the request until it is answered, and repeats it to a new daemon, or to the next home of the job. The
-head makes each actor once.
-
-Lightweight actors are made on the node of that process, since they share the node's processes. So are actors in placement groups, which
-have homes of their own.
+A process asks its own node and waits: nobody has a handle before the head has the actor. The request passes the home of the job, which
+learns that the job goes on (``JobLives``) before the process has its answer. Each node on the way retains the request until it is answered,
+and repeats it to a new daemon or to the job's next home; the head creates each actor once. Lightweight actors, and actors in placement
+groups, are created and at home on the node of the process.
 """
 
 from __future__ import annotations
@@ -29,21 +26,21 @@ from zfabric.protocol.messages.rows import DEPENDENCIES, FUNCTION_ID, OPTIONS, T
 from zfabric.protocol.options import group_of, option
 
 ENTER = "enter actor"
-"""The query by which one node asks another for a detached actor; a process asks its own to "create actor"."""
+"""The query between nodes; a process sends "create actor" to its own."""
 
 
 class _Request(NamedTuple):
-    """A detached actor that another node is asked for."""
+    """An open request to another node."""
 
     source: Address
-    """Who asked this one: a process, or another node."""
+    """Who asked: a process, or another node."""
     token: int
     to: bytes
     arguments: m.Row
 
 
 class DetachedCreation:
-    """Has detached actors made at the head, over the shared tables."""
+    """Has detached actors created at the head."""
 
     def __init__(
         self,
@@ -63,16 +60,15 @@ class DetachedCreation:
         self.borrowing = borrowing
         self.executions = executions
         self._open: dict[bytes, _Request] = {}
-        """Requests without an answer, by actor."""
         self.made: list[tuple[bytes, Address, int]] = []
-        """On the head, actors whose rows may not be durable yet, and who waits for that: (actor, node, token)."""
+        """On the head: actors whose rows may not be durable, with their requests (actor, node, token)."""
 
         self.queries: dict[str, Callable[..., None]] = {"create actor": self.create, ENTER: self.enter}
 
     # -- where they are asked for --
 
     def create(self, source: Address, token: int, row: m.Row) -> None:
-        """Have a detached actor made for a process of this node. The answer is whether it was: else the process submits the row here."""
+        """Create a detached actor for a process. The answer is False if the process is to submit the row here. Raises ValueError."""
         check_fields(m.Submit((row,)))
         tables = self.tables
         process = tables.processes.get(source[1:])
@@ -94,7 +90,7 @@ class DetachedCreation:
         self._ask(row[TASK_ID], source, token, (about, exported, row, homes, tables.node))
 
     def _ask(self, actor_id: bytes, source: Address, token: int, arguments: m.Row) -> None:
-        """Pass a request on: to the home of the job, and from there to the head."""
+        """Pass a request on to the home of the job, and from there to the head."""
         job = self.tables.jobs.get(arguments[0][0])
         if job is None or job.ended:
             self._open.pop(actor_id, None)
@@ -105,7 +101,7 @@ class DetachedCreation:
         self.requests.ask_at(LOCAL_SCHEDULER + to, m.Query, ENTER, arguments, then=self._answered, about=actor_id)
 
     def _answered(self, now: float, actor_id: bytes, answer: m.Answer) -> None:
-        """The head has the actor, or the request was refused. It may have been sent twice."""
+        """Pass the head's answer on. It may come twice."""
         request = self._open.pop(actor_id, None)
         if request is None:
             return
@@ -129,7 +125,7 @@ class DetachedCreation:
     # -- at the home of the job, and at the head --
 
     def enter(self, source: Address, token: int, about: m.Row, function: m.Row, row: m.Row, homes: m.Rows, holder: bytes) -> None:
-        """Another node asks for an actor. The head makes it, once; the home of its job passes the request on."""
+        """Handle another node's request: the head creates the actor once, the home of the job passes it on. Raises ValueError."""
         arguments = (about, function, row, homes, holder)
         if source[1:] not in self.tables.nodes or holder not in (*self.tables.nodes, self.tables.node):
             raise ValueError("only another node asks for this, for a living one")
@@ -155,7 +151,7 @@ class DetachedCreation:
         self.made.append((actor_id, source, token))
 
     def end_of_turn(self) -> None:
-        """Answer for the actors whose rows are durable, behind what this node holds for them, and what it told the homes of their jobs."""
+        """Answer for the actors with durable rows, behind this node's holds and reports to the homes of jobs."""
         made, self.made = self.made, []
         for actor_id, source, token in made:
             if source[1:] not in self.tables.nodes:
@@ -168,16 +164,16 @@ class DetachedCreation:
     # -- deaths --
 
     def begin_anew(self, node: bytes) -> None:
-        """Forget what the former daemon of a node has asked for: processes there ask the next one again."""
+        """Drop the requests of a node's former daemon: its processes repeat theirs."""
         self._open = {each: request for each, request in self._open.items() if request.source[1:] != node}
         self.made = [each for each in self.made if each[1][1:] != node]
 
     def repeat(self, node: bytes) -> None:
-        """Ask a node again, whose daemon or this one is new."""
+        """Repeat requests to a node after a restart of either daemon."""
         self._repeat(node)
 
     def node_died(self, node: bytes) -> None:
-        """Ask the next home of the job for what a dead one was asked for."""
+        """Repeat a dead node's requests to the next home of the job."""
         self.begin_anew(node)
         self._repeat(node)
 
@@ -188,13 +184,11 @@ class DetachedCreation:
 
 
 def _named_in(row: m.Row) -> tuple[bytes, ...]:
-    """The objects that a row names."""
     named: tuple[bytes, ...] = row[DEPENDENCIES]
     return named + tuple(option(row[OPTIONS], "contains", ())) if len(row) > OPTIONS else named
 
 
 def _stays(function: FunctionRecord, row: m.Row) -> bool:
-    """Whether an actor is at home where it is asked for."""
     own = row[OPTIONS] if len(row) > OPTIONS else ()
     strategy = option(own, "strategy", option(function.options, "strategy", option(own, "captured", ())))
     return bool(option(function.options, "lightweight", False)) or group_of(strategy) is not None

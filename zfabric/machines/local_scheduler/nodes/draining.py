@@ -1,4 +1,4 @@
-"""Draining: a node that is to leave its cluster gives away what it has for others, and then ends in order.
+"""Draining: a node gives away what it has for others, then leaves its cluster.
 
 The other nodes place nothing new on it, and it returns tasks of others that it has not begun. It waits for tasks that run here, and for
 tasks whose home is here. Actors of other homes that may be made again end after their running calls, and live on elsewhere
@@ -35,7 +35,7 @@ LOOK_SECONDS = 1.0
 
 
 class Draining:
-    """The drain of this node, and what other nodes ask of this one as they are drained."""
+    """The drain of this node, and requests of nodes that are drained."""
 
     def __init__(
         self, tables: Tables, borrowing: Borrowing, returns: Returns, actors: ActorDirectory, guests: Guests, groups: Groups
@@ -54,22 +54,20 @@ class Draining:
         """The last look at which this node was not idle."""
         self._ended = False
         self._asked: set[bytes] = set()
-        """Nodes that were asked whether they have received everything, since nothing is left here."""
         self._unanswered: dict[bytes, tuple[bytes, int]] = {}
-        """How many such requests each node has not answered, and the daemon to which they went."""
+        """Unanswered questions whether each node has received everything, and the daemon asked."""
         self._announced: set[bytes] = set()
-        """Nodes that were notified that this one is drained."""
         self._copying: dict[bytes, bytes] = {}
-        """Values of this node that others were asked to copy: the node, by object."""
+        """Own values that others are to copy: the node, by object."""
         self._copied: set[bytes] = set()
-        """Values of this node that others have copied."""
+        """Own values that others have copied."""
         self.wanted: dict[bytes, bytes] = {}
-        """Values that nodes which are drained have asked this one to copy: the node, by object."""
+        """Values to copy for nodes that are drained: the node, by object."""
 
     def drain(self, now: float, force: bool = False, at_once: bool = False) -> dict[str, Any]:
-        """Begin to drain this node, or report how far that is; ``at_once`` ends it with what is left. Raises ValueError if it is refused.
+        """Begin to drain this node, or report how far that is. Raises ValueError if refused.
 
-        ``force`` drains a node with jobs, which end with it.
+        ``force`` drains a node with jobs, which end with it; ``at_once`` ends it with what is left.
         """
         tables = self.tables
         if not tables.nodes or tables.head == tables.node:
@@ -84,7 +82,6 @@ class Draining:
         return self.report()
 
     def _has_detached(self, job: JobRecord) -> bool:
-        """Whether a job has detached actors whose home is this node. Those of the head stay."""
         return any(each.detached and each.state != DEAD for each in self.actors.of(job))
 
     def report(self) -> dict[str, Any]:
@@ -142,7 +139,6 @@ class Draining:
             self._take_leave()
 
     def _take_leave(self) -> None:
-        """End this node once all others have received what it has sent them."""
         nodes = self.tables.nodes
         for token, node in nodes.items():
             daemon, count = self._unanswered.get(token, (b"", 0))
@@ -159,15 +155,13 @@ class Draining:
             self.tables.effects.append(EndNode(DRAINED))
 
     def _actors(self) -> list[ActorRecord | GuestRecord]:
-        """Actors that have yet to end."""
         return [*(each for each in self.tables.actors.values() if each.state != DEAD), *self.guests.staying()]
 
     def _tasks(self) -> int:
-        """How many tasks have no outcome: of this node, or run for others."""
         return sum(task.state != DONE for task in self.tables.tasks.values())
 
     def _values(self) -> dict[bytes, bytes]:
-        """Values that others need and may not have: the node that is to copy each."""
+        """Values that others need and may lack: the node that is to copy each."""
         found: dict[bytes, bytes] = {}
         for record in self.tables.values():
             nodes = [each for each in sorted(holders_of(record)) if each in self.tables.nodes]
@@ -188,12 +182,12 @@ class Draining:
     # -- what others ask --
 
     def on_draining(self, now: float, source: Address, message: m.NodeDraining) -> None:
-        """Another node is drained: nothing new is placed there, and bundles of this node's groups get another place."""
+        """Place nothing new on a drained node, and reserve its bundles elsewhere."""
         self.tables.nodes[source[1:]].draining = True
         self.groups.node_drained(source[1:])
 
     def on_copy_values(self, now: float, source: Address, message: m.CopyValues) -> None:
-        """A node that is drained asks this one to copy values, or (of none) whether it has received everything."""
+        """Copy values of a drained node; without ids, confirm receipt of everything."""
         if not message.object_ids:
             self.tables.send_to_node(source[1:], m.ValuesCopied(()))
         for object_id in message.object_ids:
@@ -205,7 +199,7 @@ class Draining:
                 self.tables.send_to_node(source[1:], m.ValuesCopied((object_id,)))
 
     def answer(self) -> None:
-        """Notify nodes that are drained of the values that are here now."""
+        """Notify drained nodes of the values that are here now."""
         for object_id, node in list(self.wanted.items()):
             record = self.tables.find(object_id)
             if record is None or _is_here(record) or node not in self.tables.nodes:
@@ -216,7 +210,7 @@ class Draining:
                     self.tables.send_to_node(node, m.ValuesCopied((object_id,)))
 
     def on_values_copied(self, now: float, source: Address, message: m.ValuesCopied) -> None:
-        """Another node has copied values of this one, or (none) has received everything."""
+        """Record copied values, or (without ids) a confirmation."""
         daemon, count = self._unanswered.get(source[1:], (b"", 0))
         if not message.object_ids and count:
             self._unanswered[source[1:]] = daemon, count - 1

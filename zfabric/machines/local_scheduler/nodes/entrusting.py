@@ -1,9 +1,15 @@
-"""Rows that the home of their job needs if this node dies: it would run them again.
+"""Rows entrusted to the home of their job, which runs them again if this node dies.
 
-What a task submits is at home on the node where it runs. While only processes of that node refer to the values, nobody is left who needs
-them if the node dies. So a row is entrusted to the home of its job when another node is about to depend on a value that it makes: before
-that node's hold is acknowledged (``Borrowed``), and before a ref leaves inside an outcome or a value. This does not include arguments of
-delegated tasks: if the home of those tasks dies, they are void. Other rows are not sent, and the home of a job sends none.
+The home of a task is the node where it was submitted. While only processes of that node refer to its value, nobody is left to need the
+value if the node dies. So a row is entrusted when another node is about to depend on its value: before its hold is acknowledged
+(``Borrowed``), and before a ref leaves inside an outcome or a value. Arguments of delegated tasks are exempt: those tasks are void if their
+home dies. Tasks whose parent has ended are entrusted as *unfinished*: they run again even if nothing refers to their values. The home of a
+job entrusts nothing.
+
+``Entrust`` is numbered and acknowledged by ``Entrusted``. ``send`` retains messages that make another node depend on a row until every
+earlier ``Entrust`` is acknowledged. Row by row, ``Finished`` reports an outcome and ``Withdraw`` an end of need. After a restart of the
+home all rows are entrusted again; after a restart of this node the homes report which rows they have, and ``settle`` withdraws the unneeded
+ones.
 """
 
 from __future__ import annotations
@@ -19,33 +25,32 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 
 BYTES_MAX = MiB // 2
-"""Bytes of arguments after which rows go on in another message."""
+"""Bytes of arguments after which a message is full."""
 
 
 class Entrusting:
-    """Sends rows to the homes of their jobs, over the shared tables."""
+    """Sends rows to the homes of their jobs."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self._last = 0
-        """The number of the last ``Entrust``."""
         self._open: dict[int, bytes] = {}
-        """Homes of jobs that have not acknowledged an ``Entrust``, by its number, in order."""
+        """The home of each ``Entrust`` that is not acknowledged, by its number, in order."""
         self._behind: deque[tuple[int, bytes, m.Message]] = deque()
-        """Messages that wait for all ``Entrust`` up to a number: (number, node, message)."""
+        """Messages that wait for every ``Entrust`` up to a number: (number, node, message)."""
         self._reported: dict[bytes, bytes] = {}
-        """Homes of jobs that have rows of an earlier daemon of theirs or of this node, by task."""
+        """Homes that report rows of an earlier daemon of theirs or of this node, by task id."""
         self._settled = not tables.recovering
-        """Whether it is known which rows are entrusted."""
+        """Whether it is known which of these rows are needed."""
 
     def entrust(self, object_ids: Iterable[bytes]) -> None:
-        """Entrust the rows that make these objects, and the rows that they name, unless the home of the job has them."""
+        """Entrust the rows that make these objects, and transitively the rows of their inputs, unless they are entrusted."""
         makers = self._makers(object_ids)
         if makers:
             self._entrust(makers)
 
     def entrust_unfinished(self, tasks: list[TaskRecord]) -> None:
-        """Entrust tasks that the home of their job is to run if this node dies, whether or not anything refers to their values."""
+        """Entrust tasks as unfinished: they run again even if nothing refers to their values."""
         known = [task for task in tasks if task.facts().entrusted]
         for task in tasks:
             task.facts().unfinished = True
@@ -59,7 +64,7 @@ class Entrusting:
                 self.tables.send_to_node(job.home, m.Entrust(self._last, job.id, (), (), (), task_ids))
 
     def finished(self, tasks: list[TaskRecord]) -> None:
-        """Notify the homes of their jobs that tasks which were entrusted as unfinished have outcomes."""
+        """Notify the homes of their jobs that tasks entrusted as unfinished have outcomes."""
         by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for task in tasks:
             by_home[task.function.queue.job.home].append(task.id)
@@ -101,13 +106,13 @@ class Entrusting:
 
     @property
     def is_clear(self) -> bool:
-        """Whether a message that ``send`` sends leaves at once."""
+        """Whether ``send`` sends at once."""
         return not (self._open or self._behind)
 
     def send(self, node: bytes, message: m.Message) -> None:
-        """Send a message that has another node depend on objects, once the homes of their jobs have what was entrusted until now.
+        """Send a message that makes another node depend on objects, once their rows are acknowledged.
 
-        The home of a job need not wait: its rows are on the same link. Messages stay in order.
+        To the home of a job it may go at once, behind the rows on the same link. The order of messages is preserved.
         """
         if self._behind or (self._open and any(home != node for home in self._open.values())):
             self._behind.append((self._last, node, message))
@@ -115,7 +120,7 @@ class Entrusting:
             self.tables.send_to_node(node, message)
 
     def on_entrusted(self, now: float, source: Address, message: m.Entrusted) -> None:
-        """The home of a job has rows."""
+        """Accept an acknowledgement, or a home's report of the rows that it has."""
         self._open.pop(message.number, None)
         self._reported.update(dict.fromkeys(message.task_ids, source[1:]))
         if self._settled:
@@ -123,16 +128,16 @@ class Entrusting:
         self._flush()
 
     def begin_anew(self, node: bytes) -> None:
-        """Forget what was under way to a node whose daemon is new."""
+        """Drop what is under way to a node with a new daemon."""
         self._open = {number: home for number, home in self._open.items() if home != node}
         self._behind = deque(each for each in self._behind if each[1] != node)
 
     def repeat(self, home: bytes) -> None:
-        """Entrust the rows again that the former daemon of a home had."""
+        """Entrust again the rows that the former daemon of a home had."""
         self.repeat_jobs([job for job in self.tables.jobs.values() if job.home == home])
 
     def repeat_jobs(self, jobs: list[JobRecord]) -> None:
-        """Entrust the rows of jobs again, to their homes: these are new, or their daemons are."""
+        """Entrust again the rows of these jobs: their homes, or the daemons of these, are new."""
         found: defaultdict[JobRecord, list[TaskRecord]] = defaultdict(list)
         for task in self.tables.tasks.values() if jobs else ():
             if task.rare is not None and task.rare.entrusted and task.function.queue.job in jobs:
@@ -144,7 +149,7 @@ class Entrusting:
         self._flush()
 
     def settle(self) -> None:
-        """Withdraw the rows that homes of jobs have from earlier daemons and that nothing needs any more."""
+        """Withdraw the reported rows that nothing needs."""
         self._settled = True
         reported, self._reported = self._reported, {}
         by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
@@ -157,7 +162,7 @@ class Entrusting:
         self._withdraw(by_home)
 
     def node_died(self, node: bytes) -> None:
-        """The home of a job is dead, and so is the job: nobody waits for its word."""
+        """Stop waiting for a dead home of jobs."""
         self._open = {number: home for number, home in self._open.items() if home != node}
         self._flush()
 
@@ -169,7 +174,7 @@ class Entrusting:
                 self.tables.send_to_node(node, message)
 
     def end_of_turn(self) -> None:
-        """Withdraw the rows that nothing needs any more."""
+        """Withdraw the rows of this turn that nothing needs."""
         by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for task in self.tables.withdrawn:
             by_home[task.function.queue.job.home].append(task.id)
@@ -183,7 +188,7 @@ class Entrusting:
 
 
 def _batches(tasks: list[TaskRecord]) -> Iterator[list[TaskRecord]]:
-    """Divide tasks into batches of bounded size."""
+    """Batches of at most ``ROWS_MAX`` rows and about ``BYTES_MAX`` bytes."""
     batch: list[TaskRecord] = []
     size = 0
     for task in tasks:

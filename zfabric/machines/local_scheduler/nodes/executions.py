@@ -1,7 +1,7 @@
-"""The executor's side of tasks that other nodes have delegated to this one.
+"""The executor's side of delegated tasks.
 
-Their records are as any others, in queues of their own, with one difference. However an attempt ends, that is reported to the home, and no
-record of the task stays here. The home decides to retry, cancel or fail the task.
+Their records are as any others, in queues of their own. However an attempt ends, its end is reported to the home (``Ended``), which decides
+what follows, and no record of the task stays here. A report and its pins are retained until the home acknowledges it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from zfabric.protocol.options import in_bundle, option
 
 
 class Executions:
-    """Takes in delegated tasks, and reports how they ended."""
+    """Accepts delegated tasks, and reports how their attempts end."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Executions:
         self.fetching = fetching
 
     def on_delegate(self, now: float, source: Address, message: m.Delegate) -> None:
-        """Another node gives rows to this one."""
+        """Accept rows from a home."""
         home = self.tables.nodes.get(source[1:])
         if home is None:
             self.tables.counts["refused"] += 1
@@ -97,7 +97,7 @@ class Executions:
             task = TaskRecord(row, delegated, home.token, attempt)
             delegated.received += 1
             task.holders = None
-            task.outputs = ()  # Its values are the home's. A record here that has the name of one is what this node knows of it.
+            task.outputs = ()  # The values are the home's; records of them here are borrowed.
             self.tables.tasks[row[0]] = task
             if len(row) == 4 and not row[3] and delegated.actor is None and delegated.run_timeout is None:
                 delegated.queue.tasks.append(task)
@@ -112,7 +112,7 @@ class Executions:
         self.tables.counts["received_delegated"] += len(message.rows)
 
     def adopt(self, row: m.Row, attempt: int, job: JobRecord) -> TaskRecord | None:
-        """Make the record of a task that a worker reports to this restarted scheduler. Return None if its home is dead."""
+        """Make the record of a task that a worker reports after a restart. Return None if its home is dead or its function unknown."""
         home = next((node for node in self.tables.nodes.values() if node.number == node_of(attempt)), self.tables.nodes.get(job.home))
         function = job.delegated.get(row[1])
         if function is None and row[1] in job.functions:
@@ -130,9 +130,9 @@ class Executions:
         return task
 
     def attempts_of(self, home: NodeRecord) -> m.Rows:
-        """Attempts ``(task_id, attempt)`` of a home's tasks that this node has, or whose end the home has not acknowledged.
+        """A home's attempts ``(task_id, attempt)`` that are here, or whose end is not acknowledged.
 
-        Those that run come last: a task may run again whose earlier attempt has such an end.
+        Running attempts come last: a task may run again after an attempt with such an end.
         """
         found: list[tuple[bytes, int]] = []
         for message in home.unreceived:
@@ -144,7 +144,7 @@ class Executions:
         return (*found, *((task.id, task.attempt) for task in here))
 
     def repeat_ends(self, home: NodeRecord) -> None:
-        """Repeat to a home the ends that it has not acknowledged, and the ends of tasks that have made actors here."""
+        """Repeat to a home the unacknowledged ends, and those of tasks that have made actors here."""
         for message in home.unreceived:
             self.borrowing.send_behind(home.token, message)
         for guest in self.tables.guests.values():
@@ -152,16 +152,13 @@ class Executions:
                 self.tables.delegated_ends.append((guest.task, OK, (b"actor",), None, ()))
 
     def life_ended(self, home: NodeRecord, actor_id: bytes, attempt: int) -> None:
-        """Do not repeat to a home that an actor is made, whose process has died since: its next daemon would believe that it lives."""
+        """Drop the unacknowledged end that made an actor whose process has died: the home's next daemon would believe that it lives."""
         for index, message in enumerate(home.unreceived):
             if isinstance(message, m.Ended) and (actor_id, attempt) in (row[:2] for row in m.Completed(*message.completed).rows):
                 home.unreceived[index] = message._replace(completed=tuple(_without(m.Completed(*message.completed), actor_id)))
 
     def job_of(self, about: m.Row, now: float) -> JobRecord | None:
-        """The record of a job; None for one that has ended: its home has each node end it, so nobody waits for its tasks.
-
-        None if this node stops, too: homes run again what they have delegated to it.
-        """
+        """The record of a job; None if it has ended, or this node stops and homes run its tasks again."""
         identifier, namespace, home = about
         if self.jobs.all_ended:
             return None
@@ -175,14 +172,13 @@ class Executions:
         return job
 
     def _has_too_many_actors(self) -> bool:
-        """Whether this node has as many processes of actors as it may, those included that are to be made."""
         tables = self.tables
         here = sum(len(worker.actors) for worker in tables.workers.values() if not worker.shared)
         waiting = sum(task.function.actor is not None and task.worker is None and task.state != DONE for task in tables.tasks.values())
         return here + waiting >= tables.config.actors_max
 
     def _refuse(self, row: RefusedRow, known: TaskRecord | None) -> None:
-        """Fail a row that cannot run here, unless it is here already as this very attempt."""
+        """Fail a row that cannot run here, unless this very attempt is here."""
         if known is not None and known.submitter == row.submitter and known.attempt == row.attempt:
             return
         why = "its function was not sent with it" if known is None else "a task with its id is there already"
@@ -191,7 +187,7 @@ class Executions:
         self.tables.delegated_ends.append((row, FAILED, (failure,), None, ()))
 
     def _receive_values(self, values: m.Rows, homes: m.Rows, sender: bytes) -> None:
-        """Enter the values of the rows' dependencies. They stay as long as the rows do: the sender vouches for them."""
+        """Enter the values of dependencies; the sender retains them as long as the rows."""
         for object_id, value, contained in values:
             self.borrowing.refer((object_id, *contained), homes, sender)
             record = self.tables.find(object_id)
@@ -204,7 +200,7 @@ class Executions:
                 self.outcomes.announce(record)
 
     def _await_values(self, task: TaskRecord) -> None:
-        """Have the task wait for values that are not here yet; they are fetched at once, before a worker is free for it."""
+        """Have the task wait for missing values, which are fetched at once, before a worker is free."""
         missing = 0
         for object_id in task.row[3]:
             record = self.tables.find(object_id)
@@ -220,7 +216,6 @@ class Executions:
             self.outcomes.make_ready(task)
 
     def _set_demand(self, task: TaskRecord) -> None:
-        """Take over what a call asks for on its own. Its deadline is the home's matter; how long it may run is this node's."""
         task.limit_run()
         demand, environment = option(task.options, "demand"), option(task.options, "env")
         strategy = option(task.options, "strategy", option(task.function.options, "strategy", option(task.options, "captured", ())))
@@ -235,7 +230,7 @@ class Executions:
             task.facts().demand_queue = self.tables.queue_for(task.function.queue.job, own)
 
     def on_stop_delegated(self, now: float, source: Address, message: m.StopDelegated) -> None:
-        """Stop an attempt, and what it submitted if the home asks for that. The request may come again."""
+        """Stop an attempt and, if ``recursive``, its children. The request may come again."""
         task = self.tables.tasks.get(message.task_id)
         if task is None and message.recursive and source[1:] in self.tables.nodes:  # It has ended.
             prefix = child_prefix(message.task_id[:JOB_BYTES], message.task_id, 0, salt_of(message.attempt))
@@ -249,9 +244,9 @@ class Executions:
             self.stopping.stop(each, message.reason, now)
 
     def end_of_turn(self) -> None:
-        """Report the attempts that ended in this turn."""
+        """Report the ends of this turn."""
         ended, self.tables.delegated_ends = self.tables.delegated_ends, []
-        if self.references.paused:  # The values of a stream are sent before its end, once the homes of the refs inside are known.
+        if self.references.paused:  # A stream's values are sent before its end, once the homes of their refs are known.
             self.tables.delegated_ends = [each for each in ended if _is_stream(each[0])]
             ended = [each for each in ended if not _is_stream(each[0])]
         by_home: defaultdict[bytes, _Report] = defaultdict(_Report)
@@ -272,24 +267,22 @@ class Executions:
     def report(
         self, home: NodeRecord, message: m.Ended | m.CallsEnded | m.RelayedYields, named: Sequence[bytes], pinned: Sequence[bytes] = ()
     ) -> None:
-        """Send ends to another node; retain them until it has taken them in, and until then the pins of what is ``pinned``: at least what
-        they name."""
+        """Send ends to another node; retain them, and pins of at least what they name, until acknowledged."""
         if named:
             self.entrusting.entrust(named)
         self.borrowing.send_behind(home.token, message)
         self.reported(home, message, pinned or named)
 
     def reported(self, home: NodeRecord, message: m.Ended | m.CallsEnded | m.RelayedYields, pinned: Iterable[bytes]) -> None:
-        """Retain a report that was sent, and these pins."""
+        """Retain a report that was sent, with its pins."""
         home.unreceived.append(message)
         home.pinned[home.next_end] = tuple(pinned)
         home.next_end += 1
 
     def home_died(self, dead: NodeRecord) -> list[m.Completed]:
-        """Report ends that a dead home has not acknowledged to the homes of the jobs, which take over. Return those of this node's jobs.
+        """Report unacknowledged ends of a dead home to its heirs. Return the ends for this node as heir, with refs inside pinned.
 
-        First it reports to these homes that this node has the attempts, as ``Orphans.report`` does for attempts that run. What the returned
-        ends name is pinned.
+        Each heir first receives the attempts in ``Remains``, as from ``Orphans.report``.
         """
         own: list[m.Completed] = []
         for message in dead.unreceived:
@@ -317,7 +310,7 @@ class Executions:
                 own.append(report.completed())
 
     def on_ends_received(self, now: float, source: Address, message: m.EndsReceived) -> list[m.Ended | m.CallsEnded | m.RelayedYields]:
-        """A home has taken in reports, and is registered as a holder of what they name. Return those that nobody lacks any more."""
+        """Accept an acknowledgement: the home has the reports and holds what they name. Return the reports that no caller lacks."""
         home = self.tables.nodes.get(source[1:])
         if home is None:
             return []
@@ -346,7 +339,6 @@ def _is_stream(task: TaskRecord | RefusedRow) -> bool:
 
 
 def _without(completed: m.Completed, task_id: bytes) -> m.Completed:
-    """The same ends without that of one task."""
     extras = {index: tuple(extra) for index, *extra in completed.extras}
     left = [(row, extras.get(index)) for index, row in enumerate(completed.rows) if row[0] != task_id]
     kept = tuple((index, *extra) for index, (_, extra) in enumerate(left) if extra is not None)
@@ -354,15 +346,13 @@ def _without(completed: m.Completed, task_id: bytes) -> m.Completed:
 
 
 class _Report:
-    """Attempts that ended for one home."""
-
     def __init__(self) -> None:
         self.rows: list[m.Row] = []
         self.extras: list[m.Row] = []
         self.named: list[bytes] = []
 
     def add(self, row: m.Row, extra: tuple[m.Row, m.Row] | None, named: m.Ids) -> None:
-        """Add an attempt: its row and extra as in ``Completed``, and the refs inside."""
+        """Add an attempt: row and extra as in ``Completed``, and the refs inside."""
         if extra is not None:
             self.extras.append((len(self.rows), *extra))
         self.rows.append(row)

@@ -1,9 +1,18 @@
-"""How the home of a job takes over the tasks of the job that were at home on a node that died.
+"""How the home of a job becomes the heir of a dead node: it takes over the job's tasks that were at home there.
 
-It has the rows on whose values other nodes depend (``entrusting``). Each node reports what it has of the dead one: refs, values, and
-running attempts (``orphans``). One that never knew it says so. Only when all of them have reported, or are dead themselves, does it become
-the home. It then adopts values that exist, and attempts that run. If a value is held, and no node has it, its task runs again, after the
-tasks that make its lost inputs. Until then its records of the objects are those of borrowed ones that nobody sends.
+Reports. The heir has the entrusted rows (``entrusting``), with those that are unfinished. Each survivor sends ``Remains`` (``orphans``):
+objects of the dead node that it holds or whose rows it needs, values and other outcomes that it retains, and attempts that it runs. Its
+last ``Remains`` is ``complete``; a node that never knew the dead one sends ``TookOver`` instead. Ends of attempts that arrive meanwhile
+(``Ended``) are set aside with their refs pinned.
+
+Barrier. The heir waits until each survivor has reported or is dead too. Until then its records of the objects are borrowed ones.
+
+Rebuild, in ``_take_over``: make records for the needed rows, their inputs, and objects without a row; retain the rows that these name;
+adopt values; accept the ends of attempts that ran here; adopt attempts that run elsewhere; make lost values that are held available, and
+run unfinished tasks without an attempt; accept the ends that were set aside; stop attempts that nobody needs.
+
+Release. Every survivor is the heir for its own jobs. An heir sends ``TookOver`` behind its own holds, so that nothing is released before it
+is registered as a holder. Once every survivor has sent its ``TookOver``, the holds of the dead node are released.
 """
 
 from __future__ import annotations
@@ -50,7 +59,7 @@ from zfabric.protocol.options import names_objects, option
 
 
 class _Copy(NamedTuple):
-    """A value or another outcome of an object, on a node that retains it: fields as in ``Remains``."""
+    """An outcome of an object on a node that retains it; fields as in ``Remains``."""
 
     node: bytes
     status: int
@@ -60,34 +69,30 @@ class _Copy(NamedTuple):
 
 
 class _Takeover:
-    """What is known of a dead node before this one takes over from it."""
-
     def __init__(self) -> None:
         self.survivors: set[bytes] | None = None
-        """Nodes that report; None until this node is notified of the death itself."""
+        """Nodes that report; None until this node is notified of the death."""
         self.reported: set[bytes] = set()
         self.done = False
-        """Whether this node has taken over."""
         self.taken: set[bytes] = set()
-        """Nodes that have taken over."""
         self.copies: defaultdict[bytes, list[_Copy]] = defaultdict(list)
         self.own: list[TaskRecord] = []
-        """Attempts that this node has for the dead one."""
+        """Delegated attempts of the dead node that run here."""
         self.attempts: dict[bytes, tuple[bytes, int]] = {}
-        """Attempts that run on other nodes: (node, attempt), by task."""
+        """Attempts that run on other nodes: (node, attempt) by task id."""
         self.ends: list[tuple[bytes, m.Row, m.Row | None, m.Ids]] = []
-        """Attempts that have ended on other nodes: (node, row and extra as in ``Completed``, refs inside). The refs are pinned."""
+        """Ends of attempts on other nodes: (node, row and extra of ``Completed``, refs inside, pinned)."""
         self.own_ends: list[m.Completed] = []
-        """Attempts that had ended on this node, and whose ends the dead one had not acknowledged. The refs inside are pinned."""
+        """Ends of attempts here that the dead node had not acknowledged. The refs inside are pinned."""
 
     def with_values(self) -> Iterator[bytes]:
-        """Tasks of which an attempt has ended with values, on this node or another one."""
+        """Tasks with an attempt that has ended with values."""
         rows = [row for _, row, _, _ in self.ends] + [row for completed in self.own_ends for row in completed.rows]
         return (row[0] for row in rows if row[2] == OK)
 
 
 class Failover:
-    """Takes over from dead nodes, over the shared tables."""
+    """Takes over from dead nodes."""
 
     def __init__(
         self,
@@ -118,12 +123,12 @@ class Failover:
         self.reclaiming = reclaiming
         self._takeovers: dict[bytes, _Takeover] = {}
         self.to_tell: list[tuple[bytes, set[bytes]]] = []
-        """Dead nodes from which this one took over in this turn, and who is to know."""
+        """Dead nodes taken over in this turn, and the survivors to notify."""
 
     # -- rows of living nodes --
 
     def on_entrust(self, now: float, source: Address, message: m.Entrust) -> None:
-        """Take in rows of a job of this node."""
+        """Enter rows of a job of this node."""
         home, job = source[1:], self.tables.jobs.get(message.job)
         if home not in self.tables.nodes:
             self.tables.counts["refused"] += 1
@@ -135,7 +140,7 @@ class Failover:
             self.blocks.now = now
             for row in message.rows:
                 task = self.tables.tasks.get(row[0])
-                if task is not None and not task.function.delegated:  # It is at home here. Another node cannot be its home.
+                if task is not None and not task.function.delegated:  # At home here, so that no other node can be its home.
                     self.tables.counts["refused"] += 1
                     continue
                 named = tuple(homes[each] for each in _named_in(row) if each in homes)
@@ -144,7 +149,7 @@ class Failover:
         self.tables.send_to_node(home, m.Entrusted(message.number))
 
     def _store(self, row: m.Row, home: bytes, named: m.Rows, known: EntrustedRow | None) -> LineageBlock | None:
-        """Store a row for the next daemon of this node, which may be started when the row's home is dead. It may come again."""
+        """Store a row for this node's next daemon, which may begin after the row's home has died."""
         if known is not None and known.block is not None:
             if known.row == row:
                 return known.block
@@ -161,20 +166,20 @@ class Failover:
                 rows[task_id] = rows[task_id]._replace(unfinished=unfinished)
 
     def on_finished(self, now: float, source: Address, message: m.Finished) -> None:
-        """Tasks have outcomes that were entrusted without."""
+        """Note that entrusted tasks have outcomes."""
         self._set_unfinished(self.tables.entrusted.get(source[1:], {}), message.task_ids, False)
 
     def on_withdraw(self, now: float, source: Address, message: m.Withdraw) -> None:
-        """Drop rows that nobody needs any more."""
+        """Drop rows that nobody needs."""
         rows = self.tables.entrusted.get(source[1:], {})
         for task_id in message.task_ids:
             if task_id in rows:
                 self._drop(rows.pop(task_id))
 
     def begin_anew(self, node: bytes) -> None:
-        """Forget what a node had reported before its daemon was restarted.
+        """Drop what a node's former daemon reported.
 
-        The new daemon may have yet to learn of a death, since it begins with the last table of the one before. So it must report, too.
+        The new daemon reports again: it starts from the table of its predecessor, and may learn of the death only later.
         """
         for takeover in self._takeovers.values():
             self._forget_reports(takeover, node)
@@ -183,7 +188,7 @@ class Failover:
         self.references.release_rows_for(node, list(self.tables.retained_rows.get(node, ())))
 
     def repeat(self, node: bytes) -> None:
-        """Report again on dead nodes, and which entrusted rows of the other node are here."""
+        """Repeat the reports on dead nodes, and confirm which rows of the other node are here."""
         self.repeat_reports(node)
         task_ids = tuple(self.tables.entrusted.get(node, ()))
         for start in range(0, len(task_ids), ROWS_MAX):
@@ -192,7 +197,7 @@ class Failover:
     # -- reports on a dead one --
 
     def repeat_reports(self, node: bytes) -> None:
-        """Report, maybe again, that this node has nothing more of dead ones. A node that never knew them answers that it has taken over."""
+        """Repeat to a node that nothing more is reported on dead ones, and which are taken over."""
         for dead, takeover in self._takeovers.items():
             if takeover.survivors is not None and node not in takeover.taken:
                 self.tables.send_to_node(node, m.Remains(dead, (), (), (), True))
@@ -200,23 +205,23 @@ class Failover:
                 self.tables.send_to_node(node, m.TookOver(dead))
 
     def node_died(self, dead: bytes, survivors: Iterable[bytes], ended: list[m.Completed], now: float) -> None:
-        """Wait for the other nodes to report on a dead one; wait for a node that was to report no longer.
+        """Begin a succession, and drop the dead node from the other ones.
 
-        ``ended`` are attempts for it that had ended here (``Executions.home_died``).
+        ``ended`` are ends for it that it had not acknowledged (``Executions.home_died``).
         """
         takeover = self._takeovers.setdefault(dead, _Takeover())
         takeover.own_ends = ended
         takeover.survivors = set(survivors) - {dead}
         for task in self.tables.tasks.values():
             if task.function.delegated and task.submitter == dead and self.tables.job_home(task.id) == b"":
-                task.submitter = self.tables.node  # It goes on, and is this node's own once that is the home.
+                task.submitter = self.tables.node  # The attempt goes on, as one of this node.
                 takeover.own.append(task)
         for other in self._takeovers.values():
             self._forget_reports(other, dead)
         self._advance(now)
 
     def _forget_reports(self, takeover: _Takeover, node: bytes) -> None:
-        """Forget what a node had of another dead one: it is dead, too."""
+        """Drop what a dead node had reported in a succession."""
         for copies in takeover.copies.values():
             copies[:] = [copy for copy in copies if copy.node != node]
         takeover.attempts = {task_id: each for task_id, each in takeover.attempts.items() if each[0] != node}
@@ -226,7 +231,7 @@ class Failover:
         takeover.ends = [each for each in takeover.ends if each[0] != node]
 
     def on_remains(self, now: float, source: Address, message: m.Remains) -> None:
-        """Another node reports what it has of a dead one. The report may arrive before the death is known here."""
+        """Enter a report on a dead node. It may arrive before the death is known here."""
         node = source[1:]
         if node not in self.tables.nodes:
             self.tables.counts["refused"] += 1
@@ -243,14 +248,13 @@ class Failover:
                 self.tables.send_to_node(node, m.StopDelegated(task_id, attempt, "cancelled", True))
         else:
             takeover.attempts.update((task_id, (node, attempt)) for task_id, attempt in message.attempts)
-        if message.complete and over:  # This daemon is newer than the death, or had not waited for that node, whose daemon is.
+        if message.complete and over:  # Its report comes after the succession: this daemon, or that node's, is newer than the death.
             self.borrowing.send_behind(node, m.TookOver(message.node))
         elif message.complete:
             takeover.reported.add(node)
             self._advance(now)
 
     def _fail_orphan(self, identifier: bytes, dead: bytes) -> None:
-        """Fail an object of which this node is notified after it has taken over: nobody who needed it had known it."""
         record = self.tables.find(identifier)
         if isinstance(record, BorrowedRecord) and record.home == dead:
             self.borrowing.orphans.fail(record)
@@ -275,11 +279,11 @@ class Failover:
 
     @property
     def under_way(self) -> bool:
-        """Whether this node takes over from a dead one."""
+        """Whether a succession is under way."""
         return bool(self._takeovers)
 
     def on_ended(self, now: float, source: Address, message: m.Ended) -> None:
-        """Attempts ended on another node. Those that this node does not have yet are accepted when it has taken over."""
+        """Set aside ends of attempts that a succession has yet to adopt, and accept the others."""
         node = source[1:]
         waiting = {each: takeover for takeover in self._takeovers.values() for each, (at, _) in takeover.attempts.items() if at == node}
         if waiting and node in self.tables.nodes:
@@ -307,7 +311,7 @@ class Failover:
         return message._replace(completed=tuple(m.Completed.of(tuple(rows), tuple(kept), completed.durations)))
 
     def on_reclaimed(self, now: float, source: Address, message: m.Reclaimed) -> None:
-        """A node returns tasks that it has not begun."""
+        """Drop attempts that a node returns without having begun them."""
         for takeover in self._takeovers.values():
             for task_id in message.task_ids:
                 if takeover.attempts.get(task_id, (b"", 0))[0] == source[1:]:
@@ -317,7 +321,7 @@ class Failover:
     # -- taking over --
 
     def on_took_over(self, now: float, source: Address, message: m.TookOver) -> None:
-        """Another node has taken over from a dead one, or never knew it: it reports nothing more."""
+        """Note that another node has taken over, or never knew the dead one: it reports nothing more."""
         if message.node in self.tables.nodes or message.node in self._takeovers:
             takeover = self._takeovers.setdefault(message.node, _Takeover())
             takeover.reported.add(source[1:])
@@ -325,7 +329,7 @@ class Failover:
             self._advance(now)
 
     def _advance(self, now: float) -> None:
-        """Take over from the dead nodes on which all living ones have reported. Once all have, release what the dead ones held."""
+        """Take over where the barrier has closed. Release the dead node's holds once all survivors have taken over."""
         for dead, takeover in list(self._takeovers.items()):
             if takeover.survivors is None:
                 continue
@@ -339,14 +343,14 @@ class Failover:
                 self.references.node_gone(dead)
 
     def end_of_turn(self) -> None:
-        """Tell others that this node has taken over, once it holds what it needs for that."""
+        """Notify survivors that this node has taken over, behind its own holds."""
         for dead, survivors in self.to_tell:
             for node in sorted(survivors & self.tables.nodes.keys()):
                 self.borrowing.send_behind(node, m.TookOver(dead))
         self.to_tell.clear()
 
     def _take_over(self, dead: bytes, takeover: _Takeover, now: float) -> None:
-        """Become the home of what others refer to."""
+        """Become the home of the dead node's tasks and objects; the order is in the module's text."""
         rows = self.tables.entrusted.pop(dead, {})
         orphans = [each for each in self.tables.objects.values() if isinstance(each, BorrowedRecord) and each.home == dead]
         orphans = [each for each in orphans if self.tables.job_home(each.id) == b""]
@@ -369,7 +373,7 @@ class Failover:
         needed = [each for each in records if each.holders is not None or each.pins > 0 or each.fetchers or each.dependents]
         to_run = [tasks[task_id] for task_id in unfinished if task_id in tasks]
         tasks_needed = {*to_run, *(each.task for each in needed if each.task is not None)}
-        # An outcome that exists counts as well if only tasks need it that are to run again.
+        # An outcome also counts if only tasks that run again need it.
         tasks_needed.update(tasks[task_id] for task_id in takeover.with_values() if task_id in tasks)
         self._accept_own_ends(dead, takeover.own_ends, tasks_needed, now)
         self._adopt_attempts(takeover, tasks_needed)
@@ -398,14 +402,14 @@ class Failover:
             self.tables.counts["taken_over"] += len(tasks)
 
     def _retain_foreign_rows(self, tasks: Iterable[TaskRecord]) -> None:
-        """Have the homes of what these tasks name retain its rows."""
+        """Have the homes of the objects that these tasks name retain their rows."""
         for record in (self.tables.find(each) for task in tasks for each in named_by(task)):
             if isinstance(record, BorrowedRecord) and not record.row_retained:
                 record.row_retained = True
                 self.tables.to_retain.append(record)
 
     def _restore_tasks(self, dead: bytes, rows: dict[bytes, EntrustedRow], wanted: list[bytes], now: float) -> dict[bytes, TaskRecord]:
-        """Make records of the tasks with these ids, and of the tasks whose values they need: as ended tasks whose values are lost."""
+        """Make records of these tasks and transitively of their inputs, as finished tasks whose values are lost."""
         found: dict[bytes, TaskRecord] = {}
         agenda = list(wanted)
         while agenda:
@@ -417,7 +421,7 @@ class Failover:
         return found
 
     def _restore(self, entrusted: EntrustedRow, job: JobRecord, dead: bytes, now: float) -> TaskRecord:
-        """Make the record of a task. An attempt that this node runs for the dead one goes on as its own. Its row is stored already."""
+        """Make the record of a task whose row is stored already. An attempt that runs here goes on as one of this node."""
         row, tables = entrusted.row, self.tables
         function = job.functions[row[1]]
         task = tables.tasks.get(row[0])
@@ -449,13 +453,12 @@ class Failover:
         return task
 
     def _drop_attempt(self, task: TaskRecord) -> None:
-        """Drop an attempt that has not begun here."""
         if task.state == READY:
             self.tables.queue_of(task).stop_one()
         self.outcomes.remove_delegated(task)
 
     def _refer(self, task: TaskRecord, homes: m.Rows) -> list[AnyObject]:
-        """Make records for the objects that a row names. Return those that were at home on the dead node, and that nothing makes."""
+        """Make records for the objects that a row names. Return those of the dead node that no row makes."""
         elsewhere = {row[0] for row in homes}
         self.borrowing.refer(elsewhere, homes, self.tables.node)
         unknown = [each for each in named_by(task) if each not in elsewhere and self.tables.find(each) is None]
@@ -465,7 +468,6 @@ class Failover:
         return [self.tables.objects[each] for each in unknown]
 
     def _restore_objects(self, orphans: Iterable[BorrowedRecord]) -> list[AnyObject]:
-        """Make records of this node for objects that no row makes."""
         found: list[AnyObject] = []
         for orphan in orphans:
             record = ObjectRecord(orphan.id, None, None)
@@ -476,7 +478,7 @@ class Failover:
         return found
 
     def _replace(self, old: ObjectRecord | None, new: AnyObject) -> None:
-        """Move all that is known of an object into a record of this node. A value that is not here is lost, so far."""
+        """Move an object's state into a record of this node. A value that is not here counts as lost for now."""
         new.status = OK
         if old is None:
             return
@@ -489,13 +491,13 @@ class Failover:
             self.tables.inline.replace(old, None)
             self.tables.inline.replace(new, value)
             self.tables.protect(new)
-        self.tables.unwanted.append(new.object_id)  # What is made again may have other bytes than the copy under way.
-        # It is no record of the tables any more, wherever it waits to be looked at.
+        self.tables.unwanted.append(new.object_id)  # A rebuilt value may differ from the copy that is under way.
+        # The old record is in no table; the pin keeps it from being freed again.
         old.status, old.holders, old.pins, old.fetchers, old.dependents = OK, None, 1, None, None
         self.tables.for_nodes = [(node, new if each is old else each) for node, each in self.tables.for_nodes]
 
     def _adopt_values(self, takeover: _Takeover, records: list[AnyObject]) -> None:
-        """Take for each lost value one that another node has, and release the others."""
+        """Adopt one copy of each lost value, and release the other copies."""
         lost = {each.object_id: each for each in records if _is_lost(each)}
         for identifier, copies in takeover.copies.items():
             for copy in copies:
@@ -513,13 +515,13 @@ class Failover:
                 self.tables.counts["adopted"] += 1
 
     def _adopt_attempts(self, takeover: _Takeover, needed: set[TaskRecord]) -> None:
-        """Make attempts that run on other nodes this one's own. Those stop whose values nobody needs, or exist, unless they have ended."""
+        """Adopt the attempts on other nodes whose values are needed. Stop the others, unless they have ended."""
         ended = {(row[0], row[1]) for _, row, _, _ in takeover.ends if row[2] != LOST}
         for task_id, (token, attempt) in takeover.attempts.items():
             task = self.tables.tasks.get(task_id)
             if task is not None and task in needed and _is_to_run(task):
                 self._assign(task, self.tables.nodes[token], attempt)
-            elif (task_id, attempt) not in ended:  # Else its value may be the one that exists, with its children inside.
+            elif (task_id, attempt) not in ended:  # Its value may be the adopted one, with its children inside.
                 self.tables.send_to_node(token, m.StopDelegated(task_id, attempt, "cancelled", True))
 
     def _assign(self, task: TaskRecord, node: NodeRecord, attempt: int) -> None:
@@ -535,7 +537,7 @@ class Failover:
         self.tables.counts["adopted"] += 1
 
     def _must_not_run_twice(self, task: TaskRecord) -> bool:
-        """Whether a task without an outcome may have run on the dead node, and must not do so again: it has failed."""
+        """Fail a task that may have run on the dead node and may run only once. Return whether it is one."""
         if not _is_to_run(task) or not self.tables.runs_once(task):
             return False
         text = f"{task.name} may have run on a node that is dead, and max_retries=0 forbids another attempt"
@@ -547,7 +549,6 @@ class Failover:
         return True
 
     def _run(self, task: TaskRecord, reason: str) -> None:
-        """Run a task that has no outcome, for whatever it does."""
         if not _is_to_run(task):
             return
         if task.outputs != ():
@@ -556,7 +557,6 @@ class Failover:
             self.tables.write_log("warning", f"{task.name} ({short(task.id)}) cannot run: {why}")
 
     def _accept_ends(self, takeover: _Takeover, now: float) -> None:
-        """Accept how attempts on other nodes have ended meanwhile."""
         for token, row, extra, named in takeover.ends:
             extras = ((0, *extra),) if extra is not None else ()
             self.outcomes.completed(self.tables.nodes[token], m.Completed.of((row,), extras), now)
@@ -564,7 +564,7 @@ class Failover:
             self.borrowing.settle(named)
 
     def _accept_own_ends(self, dead: bytes, ends: list[m.Completed], needed: set[TaskRecord], now: float) -> None:
-        """Accept how attempts had ended on this node. Their large values are here, or they run again."""
+        """Accept the ends of attempts that ran here. Large values are in their records; a task runs again if they are not."""
         for completed in ends:
             node = NodeRecord(dead, 0, "", {}, {}, now)
             named: list[bytes] = []
@@ -580,28 +580,27 @@ class Failover:
             self.borrowing.settle(named)
 
     def _end_attempts(self, own: list[TaskRecord], now: float) -> None:
-        """Stop what this node runs for the dead one and nobody needs, with all that it submitted."""
+        """Stop the dead node's attempts here that nobody needs, with their children."""
         void = [task for task in own if task.function.delegated and task.state != DONE]
         for task in self.stopping.with_children(void):
             self.stopping.stop(task, "cancelled", now)
 
 
 def _is_to_run(task: TaskRecord) -> bool:
-    """Whether nothing runs a task of which a value is missing, or that has none."""
+    """Whether a task lacks a value and has no attempt, or has none to make."""
     return task.state == DONE and (task.outputs == () or any(map(_is_lost, task.values())))
 
 
 def _is_lost(record: AnyObject) -> bool:
-    """Whether a value existed, as far as is known, and no copy is left."""
+    """Whether a value existed and no copy is known."""
     return record.status == OK and record.value is None
 
 
 def _durability(identifier: bytes) -> int:
-    """What there may be in the head's table of an object that no row makes. If it was not put as durable, nothing is found there."""
+    """Whether the head may have the value of an object that no row makes."""
     return DURABLE if is_put(identifier) else NOT_DURABLE
 
 
 def _named_in(row: m.Row) -> tuple[bytes, ...]:
-    """Objects that a row names."""
     dependencies: tuple[bytes, ...] = row[DEPENDENCIES]
     return dependencies + tuple(option(row[OPTIONS], "contains", ())) if len(row) > OPTIONS else dependencies

@@ -1,8 +1,8 @@
-"""Values that cross between nodes: small ones, and durable ones, in messages of the daemons; others as copies of the transfer agents.
+"""Values that cross between nodes: small and durable ones in daemons' messages, others as copies of the transfer agents.
 
-A request goes to the home of a value. If the value is large, the home answers with an *offer*: its size, and the nodes to copy it from. If
-none of these can be copied, the home is asked again, and may offer other nodes by then. A copy of another node's value may be dropped once,
-if room is short. After that it is spilled as any other value. Otherwise two inputs of one task could evict each other for ever.
+A request goes to the home (``FetchValues``), which answers with the value or with an *offer*: its size and the nodes to copy it from. If no
+copy succeeds, the home is asked again. A copy may be dropped once for want of room; the next one is spilled like any value, or two inputs
+of one task could evict each other for ever.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from zfabric.protocol.messages import FAILED, OK
 
 
 class Fetching:
-    """Sends values to other nodes, and gets theirs."""
+    """Sends values to other nodes, and requests theirs."""
 
     def __init__(
         self,
@@ -52,22 +52,22 @@ class Fetching:
         self.copies = copies
 
     def end_of_turn(self) -> None:
-        """Request what is wanted here, answer what others have requested, and end copies that nobody needs."""
+        """Request what is wanted here, answer requests, and end unneeded copies."""
         for object_id in (*self.tables.unwanted, *(each for _, each in self.tables.given_up)):
             self.copies.stop(object_id)
         self.tables.unwanted.clear()
         for node, object_ids in self._take_fetches().items():
             for start in range(0, len(object_ids), ROWS_MAX):
                 self.unknown_nodes.send(node, m.FetchValues(tuple(object_ids[start : start + ROWS_MAX])))
-        while self.tables.for_nodes:  # A value that turns out to be lost for good is an answer, too.
+        while self.tables.for_nodes:  # A value that proves to be lost is an answer, too.
             self._answer()
 
     def on_node_found_dead(self, transition: NodeFoundDead) -> None:
-        """A node is dead that was never known here."""
+        """Handle the death of a node that was never known here."""
         self.node_died(transition.node)
 
     def node_died(self, node: bytes) -> None:
-        """A node is dead: values that it had or was asked for come from elsewhere."""
+        """Find other sources for values that a dead node had or was asked for."""
         self.unknown_nodes.mark_dead(node)
         self.borrowing.node_died(node)
         for record in self.tables.values():
@@ -79,14 +79,14 @@ class Fetching:
                 self.tables.spare.append(record)
 
     def _ask_next_home(self, record: BorrowedRecord) -> None:
-        """Request a value whose home is dead from the home of its job. If that is this node, the value waits until it has taken over."""
+        """Request a value of a dead home from the heir. If this node is the heir, the value waits for the succession."""
         if record.status == PENDING and self.orphans.rehome(record):
             self.tables.want(record)
 
     # -- at home --
 
     def on_fetch_values(self, now: float, source: Address, message: m.FetchValues) -> None:
-        """Another node wants values."""
+        """Answer requests for values that exist; note the others."""
         node = source[1:]
         if node not in self.tables.nodes:
             return
@@ -105,7 +105,7 @@ class Fetching:
                 self.tables.for_nodes.append((node, record))
 
     def _answer(self) -> None:
-        """Answer the requests of other nodes for values that exist now. Small ones that lie in the arena are read first."""
+        """Answer requests for existing values. Small ones in the arena are read first."""
         wanted, self.tables.for_nodes = self.tables.for_nodes, []
         for node, record in wanted:
             if node not in self.tables.nodes:
@@ -115,9 +115,9 @@ class Fetching:
                 continue
             value = record.value
             if record.status == OK and value is None and record.holders is None and record.pins <= 0:
-                # The node has released it since. Made again, it would be dropped again before it is sent.
+                # The reader has released it: made again, it would be dropped before it is sent.
                 self.tables.send_to_node(node, m.FetchedValues(((record.object_id, OK, (), ()),), ()))
-            elif record.status == OK and value is None:  # It was lost since it was requested, or found.
+            elif record.status == OK and value is None:  # It was lost since it was requested.
                 record.fetchers = (record.fetchers or set()) | {node}
                 self.rebuilding.make_available(record)
             elif isinstance(value, Elsewhere) or (type(value) is Stored and value.size > self.tables.config.inline_bytes):
@@ -136,7 +136,7 @@ class Fetching:
         self.entrusting.send(node, m.FetchedValues((row,), self.tables.homes_of(record.contained)))
 
     def on_value_read(self, now: float, source: Address, message: m.ValueRead) -> None:
-        """Send a value that lay in the arena to the nodes that have requested it. This scheduler had it pinned."""
+        """Send a value read from the arena to the nodes that requested it, and unpin it."""
         if self.tables.store_address is not None:
             self.tables.send(self.tables.store_address, m.Unpin((message.object_id,)))
         askers = self.tables.locating.get(message.object_id, [])
@@ -156,7 +156,7 @@ class Fetching:
                 self.tables.send_to_node(node, m.FetchedValues((row,), ()))
 
     def on_copy_lost(self, now: float, source: Address, message: m.CopyLost) -> None:
-        """Another node has lost a value that it retained for this one."""
+        """Accept that another node has lost a value that it retained for this one."""
         record = self.tables.find(message.object_id)
         if record is not None and isinstance(record.value, Elsewhere) and record.value.place == source[1:]:
             self.rebuilding.copy_lost(record, message.reason)
@@ -164,7 +164,7 @@ class Fetching:
     # -- away from home --
 
     def _take_fetches(self) -> dict[bytes, list[bytes]]:
-        """Begin copies of values of this node that lie elsewhere. Return what is to be requested, by home."""
+        """Begin copies of own values that lie elsewhere. Return the requests for others, by home."""
         by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
         while self.tables.to_fetch:
             wanted, self.tables.to_fetch = self.tables.to_fetch, []
@@ -178,18 +178,18 @@ class Fetching:
         return by_home
 
     def on_values(self, now: float, source: Address, message: m.FetchedValues) -> None:
-        """Values that this node has requested, or where they are."""
+        """Accept requested values or offers."""
         for object_id, status, value, contained in message.rows:
             record = self.tables.find(object_id)
             if isinstance(record, BorrowedRecord) and record.status == PENDING:
                 if isinstance(value, tuple) and value:
-                    self.copies.stop(object_id)  # It was requested anew: what is there may have been made again.
+                    self.copies.stop(object_id)  # Requested again: the value may have been made again.
                     self.expect(record, value, contained, message.homes, source[1:])
                 else:
                     self._receive(record, status, value, contained, message.homes, source[1:])
 
     def expect(self, record: BorrowedRecord, offer: m.Row, contained: m.Ids, homes: m.Rows, sender: bytes) -> None:
-        """Have a large value copied: ``offer`` is its size and the nodes that have it. The refs inside are held from now on."""
+        """Have a large value copied; ``offer`` is its size and nodes. The refs inside are held from now on."""
         self.borrowing.refer(contained, homes, sender)
         self.outcomes.contain(record, contained)
         self.borrowing.settle(contained)
@@ -197,7 +197,6 @@ class Fetching:
         self.copies.pull(record.id, offer[0], offer[1:], ended=self._copied)
 
     def _receive(self, record: BorrowedRecord, status: int, value: object, contained: m.Ids, homes: m.Rows, sender: bytes) -> None:
-        """Take in a small value of another node."""
         if not isinstance(value, bytes):
             text = f"object {short(record.id)} is unknown at its home: its last reference was dropped, or its job has ended"
             status, value = FAILED, pack_failure("ObjectFreedError", text)
@@ -216,7 +215,6 @@ class Fetching:
             self.tables.spare.append(record)
 
     def _copied(self, now: float, message: m.Pulled | m.PullFailed, writer: bytes) -> None:
-        """A copy is whole, or cannot be made."""
         record = self.tables.find(message.object_id)
         if isinstance(message, m.PullFailed):
             if record is not None:
@@ -236,7 +234,7 @@ class Fetching:
             self.copies.discard(message, writer)
 
     def _not_copied(self, record: AnyObject, message: m.PullFailed) -> None:
-        """Request a value anew, if it is still wanted; or fail those who wait for it, if this node has no room."""
+        """Request a wanted value again; or fail its readers if this node has no room."""
         if isinstance(record.value, Elsewhere):
             record.value.asked = False
         elif isinstance(record, BorrowedRecord) and record.status == PENDING:
@@ -252,7 +250,6 @@ class Fetching:
             self.tables.want(record)
 
     def _own_name(self) -> str:
-        """This node, for people."""
         row = self.tables.node_table.get(self.tables.node)
         return f"node {row[2]}" if row is not None else "this node"
 
@@ -270,7 +267,7 @@ class Fetching:
                 self.outcomes.end_with(task, FAILED, failure)
 
     def on_retain_copies(self, now: float, source: Address, message: m.RetainCopies) -> None:
-        """The home of values has lost its own copies: it holds those of this node from now on."""
+        """Retain copies for their home, which has lost its own."""
         for object_id in message.object_ids:
             record = self.tables.find(object_id)
             if isinstance(record, BorrowedRecord) and type(record.value) is Stored:

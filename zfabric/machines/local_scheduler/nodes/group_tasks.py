@@ -1,8 +1,7 @@
-"""Tasks that are to run in placement groups: how they reach the bundles.
+"""Tasks in placement groups: how they reach their bundles.
 
-Their queues are *away* (``placement.where``) until their group is reserved and all of it is on this node. Tasks for bundles of other nodes
-are delegated to those. Tasks for bundles of this node move to a queue whose resources are the bundle's. Tasks for any bundle are divided
-among the nodes, by the room that each has in its bundles.
+Their queues are *away* (``placement.where``) until the group is reserved and entirely here. Tasks for bundles of other nodes are delegated,
+those for bundles here move to a queue that uses the bundle's resources, and those for any bundle are divided by the room in the bundles.
 """
 
 from __future__ import annotations
@@ -20,21 +19,20 @@ from zfabric.protocol.messages import CREATED, REMOVED
 from zfabric.protocol.options import WHOLE_GROUP, GroupTerm, in_bundle
 
 REMOVED_MAX = 1000
-"""Most removed groups of running jobs that are remembered; of others their home says that it does not know them."""
+"""Removed groups of running jobs that are remembered; for others the home is asked."""
 
 
 class GroupTasks:
-    """Tasks in placement groups, over the shared tables."""
+    """Tasks in placement groups."""
 
     def __init__(self, tables: Tables, outcomes: Outcomes, delegations: Delegations) -> None:
         self.tables = tables
         self.outcomes = outcomes
         self.delegations = delegations
         self._asked: set[bytes] = set()
-        """Groups about which their homes were asked."""
 
     def on_group_state(self, now: float, source: Address, message: m.GroupState) -> None:
-        """A group has changed, at its home."""
+        """Accept a group's new state."""
         self._changed(message)
 
     def _changed(self, message: m.GroupState) -> None:
@@ -44,33 +42,33 @@ class GroupTasks:
         if message.state == REMOVED:
             self._asked.discard(message.group)
             if not any(queue.group is not None and queue.group.group == message.group for queue in self.tables.queues.values()):
-                del known[message.group]  # Its last tasks have gone before it: their job has ended.
+                del known[message.group]  # Its last tasks have gone: their job has ended.
             removed = [group for group, each in known.items() if each.state == REMOVED]
             for group in removed[: len(removed) - REMOVED_MAX]:
                 del known[group]
         self.tables.group_changed(message.group)
 
     def repeat(self, node: bytes) -> None:
-        """Watch the groups of a home again, since its daemon or this one is new."""
+        """Watch a home's groups again after a restart of either daemon."""
         terms = {queue.group.group for queue in self.tables.queues.values() if queue.group is not None and queue.group.home == node}
         for group in sorted(terms):
             self._asked.add(group)
             self.tables.send_to_peer(node, m.WatchGroup(group))
 
     def node_died(self, node: bytes) -> None:
-        """The home of groups is dead."""
+        """Treat the groups of a dead home as removed."""
         lost = [term for queue in self.tables.queues.values() if (term := queue.group) is not None and term.home == node]
         for group in {term.group for term in lost}:
             self._changed(m.GroupState(group, REMOVED, (), "the node that had made it is dead"))
 
     def job_ended(self, job: bytes) -> None:
-        """A job has ended: nothing names its groups any more."""
+        """Drop the groups of an ended job."""
         for group in [group for group in self.tables.known_groups if group[:JOB_BYTES] == job]:
             del self.tables.known_groups[group]
             self._asked.discard(group)
 
     def end_of_turn(self, now: float) -> None:
-        """Give the tasks of all queues that are away to the bundles of their groups."""
+        """Give the tasks of queues that are away to their bundles."""
         for queue in [queue for queue in self.tables.queues.values() if queue.away and queue.group is not None]:
             if queue.drop_stale() and queue.group is not None:
                 self._deal(queue, queue.group, now)
@@ -99,14 +97,14 @@ class GroupTasks:
             self._give(queue, known, places, now)
 
     def _takes(self, place: bytes) -> bool:
-        """Whether a bundle is reserved, at a node that is not about to leave."""
+        """Whether a bundle is reserved at a node that is not drained."""
         node = self.tables.nodes.get(place)
         return place == self.tables.node or (node is not None and not node.draining)
 
     def _give(self, queue: ShapeQueue, known: KnownGroup, indexes: list[int], now: float) -> None:
-        """Deal tasks out in turn to places, of which a bundle has as many as it can run of these tasks at once.
+        """Deal tasks out to places in rotation, in proportion to what each bundle can run at once.
 
-        Bundles with what they do not ask for come last, so that an actor without GPUs does not take the CPU beside one.
+        Bundles with other resources come last, so that an actor without GPUs does not take the CPU beside one.
         """
         slots = {index: max(1, count_fitting(dict(known.bundles[index]), queue.demand, 1)) for index in indexes}
         order = [(excess(known.bundles[index], queue.demand), nth, index) for index in indexes for nth in range(slots[index])]
@@ -130,7 +128,6 @@ class GroupTasks:
             self.outcomes.fail(task, "TaskUnschedulableError", text, ())
 
     def _stay(self, queue: ShapeQueue) -> None:
-        """Move what is left to a queue that uses this node's bundles."""
         queue.move_to(self.tables.queue_like(queue, in_bundle(queue.strategy)))
         self.tables.became_ready += 1
 

@@ -1,8 +1,7 @@
-"""Actors of other nodes that live on this one.
+"""Guests: actors of other homes that live here.
 
-A delegated task makes the actor, in a process of this node. Its home decides everything else: it notifies callers where the actor lives,
-ends it, and has it made again. This node passes on to the process what the home sends, and reports to the home that the process has ended.
-If the home dies, the process ends.
+A delegated task makes the actor in a process of this node. Its home decides everything: it notifies callers, ends the actor, restarts it.
+This node passes on the home's requests, and reports the death of the process. If the home dies, the process ends.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from zfabric.protocol.messages import CREATED, OK
 
 
 class Guests:
-    """Actors of other nodes that live here, over the shared tables."""
+    """The guests of this node."""
 
     def __init__(
         self,
@@ -42,10 +41,10 @@ class Guests:
         self.logs = logs
         self.records = tables.guests
         self._watched: dict[bytes, bytes] = {}
-        """Placement groups whose homes were asked where their bundles are, as this node is drained: the daemon that was asked, by group."""
+        """Placement groups watched during a drain: the daemon that was asked, by group."""
 
     def on_task_ended(self, ended: GuestTaskEnded) -> None:
-        """An attempt to make an actor has ended here: the actor lives, or its process is of no use any more."""
+        """Enter a guest that was made, or end its useless process."""
         task, worker, status = ended
         if worker is not None and status == OK:
             self.records[task.id] = GuestRecord(task, worker)
@@ -71,7 +70,7 @@ class Guests:
             self._kill(guest.worker, "its home has ended it")
 
     def on_retire_actor(self, now: float, source: Address, message: m.RetireActor) -> None:
-        """End an actor without handles, after the calls that were made."""
+        """End a guest without handles, after the calls already made."""
         guest = self._of(source, message.actor_id, message.attempt)
         if guest is not None:
             self.tables.send_to_control(guest.worker, message)
@@ -88,12 +87,11 @@ class Guests:
     # -- this node is drained --
 
     def staying(self) -> list[GuestRecord]:
-        """Actors that have yet to end before this node leaves."""
+        """Guests that must end before this node leaves."""
         return list(self.records.values())
 
     def drain(self, movable: bool) -> None:
-        """Have actors end which may be made again elsewhere, or those which may not: the former after their running calls, the latter once
-        they have no calls."""
+        """Have guests end: those that may restart elsewhere after their running calls, the others once they have no calls."""
         for guest in self.staying():
             if guest.may_restart == movable and not guest.leaving and guest.worker.process is not None and self.may_leave(guest):
                 guest.leaving = True
@@ -105,7 +103,7 @@ class Guests:
                     self.tables.send_to_control(guest.worker, m.RetireActor(actor_id, attempt, False))
 
     def may_leave(self, guest: GuestRecord) -> bool:
-        """Whether an actor may end here. Not before its placement group has reserved its bundle elsewhere, if it is to be made there."""
+        """Whether a guest may end here: not before its placement group has its bundle elsewhere."""
         term = self.tables.queue_of(guest.task).group
         home = self.tables.nodes.get(term.home) if term is not None else None
         if term is None or home is None or not guest.may_restart:
@@ -117,7 +115,7 @@ class Guests:
         return known is not None and known.state == CREATED and self.tables.node not in known.places
 
     def on_actor_drained(self, now: float, source: Address, message: m.ActorDrained) -> None:
-        """An actor ends, since this node is drained."""
+        """Record that a guest ends because of the drain."""
         guest, worker = self.records.get(message.actor_id), self.tables.worker_of(source)
         if guest is not None and guest.worker is worker and guest.task.attempt == message.attempt:
             guest.drained = True
@@ -125,16 +123,16 @@ class Guests:
     # -- what homes receive --
 
     def on_actor_exiting(self, now: float, source: Address, message: m.ActorExiting) -> None:
-        """Handle ``exit_actor``: the actor's home is not to make it again."""
+        """Handle ``exit_actor``: the home must not restart it."""
         guest = self.records.get(message.actor_id)
         if guest is not None:
-            guest.ending = EXITED  # The daemon of its home may die with this message.
+            guest.ending = EXITED  # In case the daemon of its home dies with this message.
             self.tables.send_to_node(guest.home, message)
         else:
             self.actors.on_actor_exiting(now, source, message)
 
     def on_died(self, death: GuestDied) -> None:
-        """Report that the process of an actor has ended: behind the outcomes of its calls, which its callers then have first."""
+        """Report a guest's death, behind the outcomes of its calls."""
         actor_id, worker, died = death
         guest = self.records.get(actor_id)
         if guest is None or guest.worker is not worker:
@@ -157,14 +155,14 @@ class Guests:
     # -- ends --
 
     def node_died(self, node: bytes) -> None:
-        """End the actors of a home that is dead."""
+        """End the guests of a dead home."""
         self.logs.node_died(node)
         for guest in self.records.values():
             if guest.home == node:
                 self._kill(guest.worker, "its home, the node where it was made, is dead")
 
     def job_ended(self, job: bytes) -> None:
-        """Forget the actors of a job that has ended here: their processes end."""
+        """Drop the guests of an ended job."""
         self.logs.job_ended(job)
         for actor_id in [each for each in self.records if each[:JOB_BYTES] == job]:
             del self.records[actor_id]

@@ -1,4 +1,4 @@
-"""What this node reports of itself to global schedulers: its resources, how many tasks wait, and how long one takes."""
+"""Heartbeats: this node's resources and queues, as reported to global schedulers."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from zfabric.protocol.ids import Address
 from zfabric.protocol.options import Demand
 
 ALONE_EVERY = 1.0
-"""Least seconds between two heartbeats of a node without others, which nobody places tasks by."""
+"""Least seconds between heartbeats in a cluster of one, where nobody places tasks by them."""
 EVERY = 0.1
-"""The same among other nodes: about as long as a queue of short tasks lasts."""
+"""Least seconds among other nodes: about the length of a queue of short tasks."""
 PER_SECOND = 1000
-"""Most heartbeats that a global scheduler receives in a second from all nodes together: they cost it a few percent of a core."""
+"""Most heartbeats per second for a global scheduler, from all nodes: a few percent of a core."""
 
 
 class Heartbeats:
-    """Sends heartbeats, over the shared tables."""
+    """Sends heartbeats."""
 
     def __init__(self, tables: Tables, outcomes: Outcomes) -> None:
         self.tables = tables
         self.outcomes = outcomes
         self._sent: dict[Address, tuple[int, m.Heartbeat]] = {}
-        """The last heartbeat to each global scheduler, and how often its daemon had been restarted then: the next one has none."""
+        """The last heartbeat to each global scheduler, and the restarts of its daemon then: a new daemon has received none."""
         self._placers: tuple[Address, ...] = ()
-        """The global schedulers at that time: the same tuple as in ``Tables`` unless there is a new table of nodes."""
+        """``Tables.placers`` then: another tuple means another table of nodes."""
         self._received = 0
-        """Delegated tasks that this node had received by the last heartbeat."""
+        """Delegated tasks received by the last heartbeat."""
         self._next_at = 0.0
         self._pending = False
-        """Whether there is news that waits until ``_next_at``."""
+        """Whether news waits until ``_next_at``."""
 
     def end_of_turn(self, now: float) -> None:
-        """Send a heartbeat if there is news and the last one is old enough, or if there is another global scheduler."""
+        """Send news, if the last heartbeat is old enough or a global scheduler is new."""
         placers = self.tables.placers
         if now < self._next_at and (placers is self._placers or self._sent.keys() == set(placers)):
             self._pending = bool(self.tables.nodes)
@@ -50,7 +50,7 @@ class Heartbeats:
         self._next_at = now + (max(EVERY, nodes / PER_SECOND) if nodes else ALONE_EVERY)
         self._pending = False
         received = self.tables.counts["received_delegated"]
-        news = received != self._received  # Even if they have all ended by now: they count as queued here until then.
+        news = received != self._received  # Even if all have ended: they count as queued there.
         self._received = received
         self._sent = {placer: beat for placer, beat in self._sent.items() if placer in placers}
         beat = self._beat()
@@ -59,7 +59,7 @@ class Heartbeats:
                 self._send(placer, beat)
 
     def send(self, placer: Address) -> None:
-        """Send a heartbeat now, ahead of a question: the answer depends on it, and what was placed here before is no longer in its way."""
+        """Send a heartbeat ahead of a question, whose answer depends on it."""
         self._send(placer, self._beat())
 
     def _send(self, placer: Address, beat: m.Heartbeat) -> None:
@@ -85,7 +85,7 @@ class Heartbeats:
         return m.Heartbeat(self.tables.node, total, self.tables.pool.available(), queued, mean, self._lasting())
 
     def _lasting(self) -> Demand:
-        """What actors hold of this node, or wait for, and bundles of placement groups hold: no more than a message can carry."""
+        """What actors hold or wait for here, and what bundles hold, within a message's limit."""
         found = Counter(self.tables.pool.total)
         found.subtract(self.tables.capacity())
         for queue in self.tables.queues.values():
@@ -99,6 +99,6 @@ class Heartbeats:
 
 
 def mean_of(queue: ShapeQueue) -> float | None:
-    """How long a task of a queue runs on average, by its first and its last task; None if that is not known of both."""
+    """Average running time of a queue's first and last task; None if unknown."""
     first, last = queue.first.function.mean, queue.last.function.mean
     return None if first is None or last is None else (first + last) / 2

@@ -1,10 +1,8 @@
-"""Requests of processes about keys of the cluster's key-value store, which is in the control store of the head.
+"""Requests of processes for keys of the cluster's key-value store, which the head's control store has.
 
-A process asks its own node ("keys"), which asks the head, and repeats that to the next daemon of the head. Who asks is a part of each
-change, so the head makes it once (``machines/control_store/key_values.py``).
-
-A job's keys end with it: its home asks for that (``Jobs``). If the home is dead, or was a node of an earlier cluster on this store, the
-head does.
+This node passes a process's query ("keys") on to the head, and repeats it to the head's next daemon; a change names its process and number,
+so that the head makes it once (``machines/control_store/key_values.py``). A job's home ends its keys (``Jobs``), or, if the home is dead,
+the head.
 """
 
 from __future__ import annotations
@@ -22,13 +20,13 @@ from zfabric.protocol.ids import Address, unpack_counter
 
 QUERY = "keys"
 PAGE = 500
-"""Jobs with keys that are looked at together."""
+"""Jobs with keys per request."""
 _CHANGES: dict[str, Callable[..., m.Message]] = {"put": m.PutKey, "part": m.PutPart, "drop": m.DropUpload, "delete": m.DeleteKeys}
 _QUESTIONS: dict[str, Callable[..., m.Message]] = {"get": m.GetKey, "list": m.ListKeys}
 
 
 class KeyRequests:
-    """Asks the head about keys, for processes of this node; on the head, ends the keys of jobs whose homes are dead."""
+    """Passes requests on; on the head, ends the keys of dead homes' jobs."""
 
     def __init__(self, tables: Tables, requests: PendingRequests) -> None:
         self.tables = tables
@@ -36,9 +34,9 @@ class KeyRequests:
         self.queries: dict[str, Callable[..., None]] = {QUERY: self.ask}
 
     def ask(self, source: Address, token: int, what: str, *arguments: Any) -> None:
-        """Pass a request on. A change begins with its number among the requests of the process, and the oldest without an answer.
+        """Pass a request on; the answer is ``(payload, name of an error or empty, its text)``. Raises ValueError.
 
-        The answer is ``(payload, name of an error or empty, its text)``.
+        A change begins with its number in the process, and the number of the oldest unanswered one.
         """
         message = _CHANGES.get(what) or _QUESTIONS.get(what)
         if message is None:
@@ -63,7 +61,7 @@ class KeyRequests:
     # -- jobs whose homes are dead --
 
     def end_orphaned(self) -> None:
-        """On the head, end the keys of jobs whose homes are no living nodes, and that do not go on here."""
+        """On the head, end the keys of jobs without a living home."""
         if self.tables.is_head:
             self._scan(b"h")
 
@@ -77,7 +75,7 @@ class KeyRequests:
             job = tables.jobs.get(job_id)
             if (job is not None and not job.ended) or _is_home(job, home, tables):
                 continue
-            # What a node sent for the job before that was notified is refused then.
+            # Late requests of other nodes for the job are then refused.
             tables.send(tables.control_address, m.Write(0, (tombstone(job_id, unpack_counter(job_id)[0]),), ()))
             self.requests.ask(m.EndKeys, job_id, then=_ended)
         if answer.more:
@@ -85,9 +83,9 @@ class KeyRequests:
 
 
 def _is_home(job: JobRecord | None, home: bytes, tables: Tables) -> bool:
-    """Whether the home of a job lives, which ends its keys itself. The head still has a record then of a job that ends here."""
+    """Whether a job's home lives, and ends its keys itself."""
     return job is not None if home == tables.node else home in tables.node_table
 
 
 def _ended(now: float, about: None, answer: m.Written) -> None:
-    """Nothing waits for that. A store that cannot write deletes the rows later."""
+    """Nothing waits for it: a store that cannot write deletes the rows later."""

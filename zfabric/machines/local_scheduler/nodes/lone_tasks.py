@@ -1,9 +1,8 @@
-"""One task after the other on another node: the message that somebody waits for leaves before the books are kept (decision 0016).
+"""Lone tasks on other nodes: the awaited message is sent before its cause is processed (decision 0016).
 
-For a message that is the first of its turn, a method here looks at the tables, without changing them, for the message that the ordinary
-handler and the turn would send. The shell sends that one at once, has the ordinary handler process the message, and then calls ``settle``,
-which takes from the tables what has left. So each message has one handler. Whatever is not the plain case, or not alone, is sent with the
-turn.
+For the first message of a turn, a finder reads the tables, without changing them, and finds the message that handler and turn would send.
+The shell sends it at once, processes the cause as usual, and calls ``settle``, which removes the duplicate from the tables. Anything else
+than the plain case, alone, is left to the turn.
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ from zfabric.protocol.messages import OK
 
 
 class Ahead(NamedTuple):
-    """A message to send before its cause is processed, and what to call afterwards with that message and the time."""
+    """A message to send ahead, and what to call afterwards with the message and the time."""
 
     send: Send
     settle: Callable[[Any, float], None]
 
 
 Finder = Callable[[Address, Any], Ahead | None]
-"""Finds the message to send ahead of the one that has come from this address."""
+"""Finds the message to send ahead of one from this address."""
 Finders = Mapping[type[Any], Finder]
-"""A finder for each type of message that has one."""
+"""The finders, by message."""
 
 
 class LoneTasks:
-    """Finds what may leave ahead of the books of a task on another node, over the shared tables."""
+    """Finds messages to send ahead for a lone task on another node."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class LoneTasks:
     # -- at home: a task is submitted --
 
     def submitted(self, source: Address, message: m.Submit) -> Ahead | None:
-        """A process submits one task for a node that has no other task of this one: that node's message."""
+        """For one submitted task whose node has none of this home's: the message to that node."""
         tables = self.tables
         process = tables.processes.get(source[1:])
         if process is None or not process.ready or len(message.rows) != 1 or self._is_unsettled() or tables.orphans or tables.condemned:
@@ -92,7 +91,7 @@ class LoneTasks:
         node = tables.nodes.get(queue.only)
         if node is None or node.inflight or node.draining or node.full or node.process is None or not node.process.ready:
             return None
-        if job.id + row[1] not in node.functions:  # The first of them goes the ordinary way, which looks whether the node is able.
+        if job.id + row[1] not in node.functions:  # The first of a function takes the usual way, which checks the node's resources.
             return None
         about = (job.id, job.namespace, job.home or self.node)
         delegate = m.Delegate(about, (), (row[:4],), (), (), (), tables.first_attempt)
@@ -108,7 +107,7 @@ class LoneTasks:
     # -- where it runs --
 
     def given(self, source: Address, message: m.Delegate) -> Ahead | None:
-        """Another node gives one plain task, whose function an idle worker has: that worker's message."""
+        """For one delegated plain task whose function an idle worker has: the message to that worker."""
         tables = self.tables
         home = tables.nodes.get(source[1:])
         if len(message.rows) != 1 or message.functions or message.attempts or message.values or home is None or not home.registered:
@@ -135,7 +134,7 @@ class LoneTasks:
         self.dispatcher.begun(worker, queue, task, now)
 
     def completed(self, source: Address, message: m.Completed) -> Ahead | None:
-        """A worker has ended its only task, which is another node's, with one small value: the message to the home."""
+        """For the end of a worker's only task, delegated and with one small value: the message to the home."""
         tables = self.tables
         if len(message.attempts) != 1 or message.statuses != (OK,) or message.extras or not _is_small(message.outputs[0]):
             return None
@@ -164,7 +163,7 @@ class LoneTasks:
     # -- at home: it has ended --
 
     def ended(self, source: Address, message: m.Ended) -> Ahead | None:
-        """The only task that a node has of this one has a small value: the message to the process that submitted it."""
+        """For the end of a node's only task of this home, with one small value: the message to the submitter."""
         attempts, statuses, outputs, task_id, extras, _, _ = message.completed
         if len(attempts) != 1 or statuses != (OK,) or extras or not _is_small(outputs[0]):
             return None
@@ -194,12 +193,11 @@ class LoneTasks:
             del self.tables.touched[process]
 
     def _is_unsettled(self) -> bool:
-        """Whether this scheduler was restarted, and has yet to find out what there is."""
         return self.tables.recovering or self.tables.unsettled is not None
 
 
 def _queue_of(row: m.Row, function: FunctionRecord) -> ShapeQueue | None:
-    """The queue of a task whose only option, or its function's, may be a strategy; None for all others."""
+    """The queue of a task with no option but a strategy; else None."""
     if len(row) == 4:
         return function.queue
     options = row[4]
@@ -210,11 +208,10 @@ def _queue_of(row: m.Row, function: FunctionRecord) -> ShapeQueue | None:
 
 
 def _agree(booked: Any, sent: Any) -> None:
-    """Raise InvariantViolation unless the handler has decided on what was sent ahead of it."""
+    """Raise InvariantViolation unless the handler decided on what was sent ahead."""
     if booked != sent:
         raise InvariantViolation(f"{sent} was sent ahead, and the books have {booked}")
 
 
 def _is_small(outputs: Any) -> bool:
-    """Whether an outcome is one value that travels with it."""
     return len(outputs) == 1 and type(outputs[0]) is bytes

@@ -1,7 +1,8 @@
-"""Objects whose home has died, on the other nodes: from then on their home is that of their job.
+"""Objects whose home has died, on the nodes that refer to them: their next home is that of their job.
 
-When a node is notified of the death, it reports what it has (``Remains``). A ref may reach it later than that, since rows go on to name the
-dead node as a home. So a node that needs an object of a dead home registers as its holder at the home of the job.
+When a node is notified of a death, it reports to the homes of the jobs what it has of the dead one: objects, then attempts, then one
+``Remains`` that is ``complete``. Rows go on to name the dead node as a home, so that refs to its objects may arrive later; such an object
+is registered at the home of its job when it is needed (``rehome``).
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from zfabric.protocol.ids import is_put, short
 from zfabric.protocol.messages import FAILED, OK
 
 OF_READERS = frozenset({"ObjectLostError", "ObjectFreedError", "LineageEvictedError", "ObjectTooLargeError", "ObjectStoreFullError"})
-"""Failures of those who read a value, which say nothing of the outcome of its task."""
+"""Failures of readers, which are not outcomes of the task."""
 
 
 class Orphans:
-    """Finds new homes for objects, over the shared tables."""
+    """Moves objects and attempts of dead nodes to the homes of their jobs."""
 
     def __init__(self, tables: Tables, outcomes: Outcomes) -> None:
         self.tables = tables
         self.outcomes = outcomes
 
     def report(self, dead: bytes) -> list[bytes]:
-        """Report to the homes of jobs what this node has of a dead one. Return the homes that are to register objects.
+        """Report what this node has of a dead one. Return the homes that are to register objects.
 
-        At the home of the job itself the records stay as they are until it takes over.
+        Where this node is itself the home of the job, records stay as they are until it takes over.
         """
         objects: defaultdict[bytes, list[m.Row]] = defaultdict(list)
         for record in self.tables.values():
@@ -52,12 +53,12 @@ class Orphans:
         return [home for home, rows in objects.items() if rows]
 
     def _move(self, record: BorrowedRecord, home: bytes) -> m.Row:
-        """Make the home of the job that of a record. Return the row for it."""
+        """Set the home of the job as a record's home. Return the row for ``Remains``."""
         dead, record.home, record.former = record.home, home, record.home
         if record.status == OK and record.value is not None:
             _swap_holder(record, dead, home)
             self.tables.protect(record)
-            if type(record.value) is bytes:  # Agents copy values to the other home from the arena alone.
+            if type(record.value) is bytes:  # Agents copy only from the arena.
                 self.outcomes.references.move_to_arena(record)
         else:
             drop_holder(record, dead)
@@ -82,14 +83,14 @@ class Orphans:
         for start in range(0, len(attempts), ROWS_MAX):
             self.tables.send_to_node(home, m.Remains(dead, (), (), tuple(attempts[start : start + ROWS_MAX]), False))
         if self.tables.dead[dead]:
-            return  # It was never known here, and nobody waits for a report.
-        if self.tables.nodes[home].daemon:  # Else it is told once it registers: it may lack a table with this node, and refuse this.
+            return  # The dead node was never known here, and nobody waits for a report.
+        if self.tables.nodes[home].daemon:  # Others may not know this node: they receive it when they register.
             self.tables.send_to_node(home, m.Remains(dead, (), (), (), True))
 
     def rehome(self, record: BorrowedRecord) -> bool:
-        """Register an object of a dead home, which was unknown here when that died, at the home of its job.
+        """Register an object of a dead home, unknown here at the death, at the home of its job.
 
-        Return whether that is another node. If it is this node, which has taken over from the dead one already, the value is lost.
+        Return whether that is another node. If this node is the heir and has taken over, the value is lost.
         """
         home = self.tables.job_home(record.id)
         if home in self.tables.nodes:
@@ -101,7 +102,7 @@ class Orphans:
         return False
 
     def fail(self, record: BorrowedRecord) -> None:
-        """Give up a value that nothing can make again, unless it was put: the head may have it."""
+        """Fail a value that nothing can make again. If it was put, the head may have it."""
         if record.status == PENDING and is_put(record.id):
             self.tables.durable_wanted.append((record.id, "the node where it was made is dead"))
         elif record.status == PENDING:
@@ -111,7 +112,7 @@ class Orphans:
 
 
 def _outcome(record: BorrowedRecord) -> m.Row:
-    """What this node has in place of a value: ``(status, value, refs inside)`` as in ``Remains``."""
+    """What ``Remains`` has of a value here: ``(status, value, refs inside)``."""
     value = record.value
     if record.status == OK and isinstance(value, bytes | Stored):
         return (OK, len(value) if isinstance(value, bytes) else value.size, record.contained)

@@ -1,12 +1,18 @@
-"""What a restarted scheduler waits for before it frees, or runs again, what other nodes may have.
+"""The barrier of a restarted scheduler among the other nodes.
 
-First it recovers what its own processes report (``lifecycle.recovery``). A task that none of them runs may run on another node, and an
-object that none of them has may be held there. So such tasks wait, and nothing is freed, until each other node has registered with this
-daemon or is dead. No timer ends that wait. What a node repeats is entered as it arrives. Messages that end or answer something wait until
-the last node has registered, since that may have a later attempt of the same task.
+It begins when this node's own tables are rebuilt (``lifecycle.recovery``). A task that no process here runs may run on another node, and an
+unreferenced object may have a holder there. Until the barrier closes, such tasks wait (``Tables.unsettled``) and nothing is freed.
 
-If processes refer to an object, and nothing else is known of it here, its home is another node. Every node is asked (``Borrow``); an object
-that none of them has is lost.
+Each other node registers and repeats what concerns this one: attempts that it runs, values that it retains, holds. Repeats are entered as
+they arrive. Messages that answer or end something (``HELD``) wait for the last node, which may have a later attempt of the same task. No
+timer ends the wait, only a registration or a death.
+
+When all have registered, ``_settle_tasks`` enters the retained values, adopts the newest attempt of each task and stops the others,
+releases unread values of streams, finds lost actors, lets the remaining tasks run here, and handles the retained messages.
+
+Objects with refs here and no other trace are *homeless*: each node is asked with a ``Borrow`` that is not ``certain``. A node that does not
+list the object as unknown is its home. If none is, the object is restored as one of this node, or is lost. Only then is collection resumed
+and ``settled`` true.
 """
 
 from __future__ import annotations
@@ -59,12 +65,13 @@ HELD = frozenset(
         m.LifeEnded,
     }
 )
-"""Messages of other nodes that wait until all have registered. ``FetchValues`` waits until the homes of all objects are known as well,
-since a value names the homes of the refs inside it."""
+"""Messages of other nodes that wait until all have registered. ``FetchValues`` waits until all homes are known too: a value is sent with
+the homes of the refs inside.
+"""
 
 
 class PeerRecovery:
-    """What is not settled yet between a restarted scheduler and the others. ``step`` handles messages that were held back."""
+    """Settles with the other nodes after a restart. ``step`` handles a retained message."""
 
     def __init__(
         self,
@@ -90,27 +97,25 @@ class PeerRecovery:
         self.streams = streams
         self.step = step
         self.restarted = tables.recovering
-        """Whether this daemon had one before it."""
         self.settled = not tables.recovering
-        """Whether all nodes have registered, and the homes of all objects are known."""
+        """Whether all nodes have registered and the homes of all objects are known."""
         self._awaited: set[bytes] = set()
-        """Nodes that have not registered yet."""
         self._held: list[tuple[Address, m.Message]] = []
         self._searches: dict[int, tuple[bytes, m.Ids]] = {}
-        """Questions for the homes of objects: (node, objects), by the number of ``Borrow``."""
+        """Searches for homes: (node, objects), by the number of the ``Borrow``."""
         self._unread: list[tuple[bytes, bytes]] = []
-        """Values of streams that other nodes retain, and that nobody here has requested: (node, object)."""
+        """Values of streams, (node, object), that other nodes retain and nobody here has requested."""
         self._unanswered: set[bytes] = set()
-        """Nodes that have not answered whether they are the home of such objects."""
+        """Nodes that have not answered all searches."""
 
     # -- which nodes have registered --
 
     def on_recovered(self, transition: Recovered) -> None:
-        """What the processes of this node report is entered: begin with the other nodes."""
+        """Begin with the other nodes: the reports of this node's processes are entered."""
         self._awaited = set(self.tables.nodes)
         self._unanswered = set(self.tables.nodes) if self.recovery.homeless else set()
         homes = {each.home for each in self.tables.jobs.values() if each.home and each.home not in self.tables.nodes}
-        for dead in sorted(homes):  # They have died since.
+        for dead in sorted(homes):  # These homes died while this daemon was down.
             self.jobs.pass_on(dead)
         for job in [each for each in self.tables.jobs.values() if each.home in homes]:
             self.jobs.end_job(job, transition.now)
@@ -123,16 +128,16 @@ class PeerRecovery:
         self._go_on(transition.now)
 
     def holds_back(self, source: Address, message: m.Message) -> bool:
-        """Retain a message that must wait until all nodes have registered. Return whether it does."""
+        """Retain a message that must wait for the barrier. Return whether it must."""
         if self.settled:
             return False
         kind = type(message)
         process = self.tables.processes[source[1:]]
         if kind is m.ClaimName and not process.ready:
-            return False  # Its actor has the name: new ones claim theirs behind ``Ready``.
+            return False  # A living actor has this name; new actors claim theirs after ``Ready``.
         searched = message.object_ids if isinstance(message, m.Borrow) and not message.certain else ()
         if searched:
-            self.recovery.restore_rows(searched)  # At once: what other nodes have of these tasks is entered when all have registered.
+            self.recovery.restore_rows(searched)  # Restored at once; what other nodes have of these tasks is entered behind the barrier.
         early = self.tables.unsettled is not None and (kind in HELD or bool(searched))
         waits = early or kind is m.FetchValues
         if waits:
@@ -140,7 +145,7 @@ class PeerRecovery:
         return waits
 
     def of_callers(self, handler: Handler) -> Handler:
-        """Wrap a handler of what processes send to actors on other nodes: calls may name objects whose homes are not known yet."""
+        """Wrap a handler of messages to actors on other nodes: these may name objects whose homes are unknown."""
 
         @functools.wraps(handler)
         def handle(now: float, source: Address, message: m.Message) -> None:
@@ -152,25 +157,25 @@ class PeerRecovery:
         return handle
 
     def name_homes(self, node: bytes) -> None:
-        """Note that objects which rows of a dead node make were at home there: this node takes over from it."""
+        """Set a dead node as the home of homeless objects that its entrusted rows make."""
         for record in filter(self._is_homeless, map(self.tables.find, self.recovery.homeless if not self.settled else ())):
             if isinstance(record, BorrowedRecord) and record.id[:TASK_BYTES] in self.tables.entrusted.get(node, ()):
                 record.home = node
 
     def begin_anew(self, node: bytes) -> None:
-        """Drop what the former daemon of a node has said: its next one repeats what still counts."""
+        """Drop the reports of a node's former daemon: the next one repeats them."""
         self._held = [each for each in self._held if each[0][1:] != node]
         self._searches = {number: search for number, search in self._searches.items() if search[0] != node}
         if self.tables.unsettled is not None:
             self._awaited.add(node)
 
     def node_ready(self, node: bytes, now: float) -> None:
-        """A node has registered."""
+        """Stop waiting for a node that has registered."""
         self._awaited.discard(node)
         self._go_on(now)
 
     def node_died(self, node: bytes, now: float) -> None:
-        """A node is dead: nothing there counts any more."""
+        """Stop waiting for a dead node, and drop its reports."""
         self.begin_anew(node)
         self._awaited.discard(node)
         self._unanswered.discard(node)
@@ -195,7 +200,7 @@ class PeerRecovery:
     # -- tasks --
 
     def _settle_tasks(self, now: float) -> None:
-        """All nodes have registered: tasks that some of them run go on there, values that they have count, and all else runs here."""
+        """Settle tasks and values. All nodes have registered."""
         held, self._held = self._held, []
         for source, message in held:
             if type(message) is m.RetainedValues:
@@ -212,7 +217,7 @@ class PeerRecovery:
                 self.step(now, source, message)
 
     def _adopt(self) -> None:
-        """Assign tasks to the nodes that have them. Of several attempts of a task, the last one that the daemon before gave out counts."""
+        """Assign each task to the node with its newest attempt."""
         newest: dict[bytes, tuple[int, NodeRecord]] = {}
         for node in self.tables.nodes.values():
             for task_id, attempt in node.reported.items():
@@ -233,7 +238,7 @@ class PeerRecovery:
             self.stop_unwanted(node)
 
     def stop_unwanted(self, node: NodeRecord) -> None:
-        """Stop the attempts that a node reports and that this one does not want any more."""
+        """Stop the attempts that a node reports and that are not wanted."""
         reported, node.reported = node.reported, {}
         for task_id, attempt in reported.items():
             task = node.inflight.get(task_id)
@@ -243,7 +248,7 @@ class PeerRecovery:
                 self.tables.send_to_node(node.token, m.StopDelegated(task_id, attempt, "cancelled", False))
 
     def take_retained(self, node: bytes, message: m.RetainedValues) -> None:
-        """Enter values that a node retains for this one. What is not needed, or exists, is released there."""
+        """Enter values that a node retains for this one. Release there what is not needed or exists."""
         for object_id, size, contained in message.rows:
             record = self.tables.find(object_id)
             of_stream = self.streams.is_value(object_id)
@@ -251,12 +256,12 @@ class PeerRecovery:
                 self._unread.append((node, object_id))
                 continue
             if record is not None and self._is_homeless(record) and record.status == PENDING:
-                # The result of a call, say, of which the caller has no outcome: this is its home.
+                # This node is the home, e.g. of a call's result whose caller has no outcome.
                 before = self.tables.objects.pop(object_id)
                 record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
                 self._inherit(record, before)
             is_of_actor = record is not None and record.task is not None and record.task.function.actor is not None
-            if record is None or record.home or record.value is not None or is_of_actor:  # Whether an actor lives is reported otherwise.
+            if record is None or record.home or record.value is not None or is_of_actor:  # Actors are reported otherwise.
                 if record is None or not isinstance(record.value, Elsewhere) or record.value.place != node:
                     self.tables.given_up.append((node, object_id))
                 continue
@@ -277,9 +282,9 @@ class PeerRecovery:
             self._give_up_unread()
 
     def _give_up_unread(self) -> None:
-        """Release values of streams that nobody has requested, unless the node that makes the stream repeats them.
+        """Release stream values that nobody has requested, unless their maker may repeat them.
 
-        At once: if the task runs again there, the node must not take such a value for one that the new attempt yields.
+        At once: if the task runs again on that node, an old value must not be taken for one of the new attempt.
         """
         unread, self._unread = self._unread, []
         by_node: defaultdict[bytes, list[bytes]] = defaultdict(list)
@@ -293,7 +298,7 @@ class PeerRecovery:
     # -- objects --
 
     def restore(self, message: m.Borrow, node: bytes) -> None:
-        """Restore the objects that another node holds here from what is left of them."""
+        """Restore objects that another node holds here."""
         for object_id in sorted(message.object_ids) if not self.settled and message.certain else ():
             if self.streams.is_value(object_id):  # Its stream is restored before it.
                 continue
@@ -310,9 +315,9 @@ class PeerRecovery:
                 self._lose(object_id)
 
     def _enter_here(self, object_id: bytes, before: ObjectRecord, node: bytes = b"") -> None:
-        """Restore an object as one of this node that was looked for on others.
+        """Restore a homeless object as one of this node.
 
-        If a ``node`` holds it that has yet to repeat what it retains, and the outcomes it has for this one, the object is not lost yet.
+        If ``node`` holds it and has yet to repeat its retained values and ended attempts, the object remains homeless rather than lost.
         """
         del self.tables.objects[object_id]
         if before.status == PENDING:
@@ -330,7 +335,7 @@ class PeerRecovery:
         self.tables.spare.append(record)
 
     def _of_dead_home(self, object_id: bytes, node: bytes) -> BorrowedRecord | None:
-        """Restore an object, held by a node, of a task that its home had entrusted to this node: that home is dead, as that node knows."""
+        """Restore an object of a task that was entrusted to this node; ``node`` knows that the task's home is dead."""
         home = next((each for each, rows in self.tables.entrusted.items() if object_id[:TASK_BYTES] in rows), b"")
         if not home:
             return None
@@ -339,7 +344,7 @@ class PeerRecovery:
         return record
 
     def search(self, node: bytes) -> None:
-        """Ask a node whether it is the home of objects of which nothing is known here."""
+        """Ask a node whether it is the home of homeless objects."""
         wanted = [each for each in self.recovery.homeless if self._is_homeless(self.tables.find(each))] if not self.settled else []
         if not wanted:
             self._unanswered.discard(node)
@@ -347,7 +352,7 @@ class PeerRecovery:
             self._searches[number] = node, tuple(wanted[start : start + ROWS_MAX])
 
     def on_borrowed(self, now: float, source: Address, message: m.Borrowed) -> None:
-        """A node has registered this one as a holder, or says that it is not the home of what was searched."""
+        """Note the homes that an answered search has found."""
         node, searched = self._searches.pop(message.number, (source[1:], ()))
         for object_id in searched:
             if object_id not in message.unknown:
@@ -369,13 +374,13 @@ class PeerRecovery:
                 self.tables.send_to_node(home, m.Cancel((object_id,), *record.cancelled))
 
     def wake(self, record: BorrowedRecord) -> None:
-        """Request a value whose home is known now, if something waits for it."""
+        """Request a value whose home is now known, if something waits for it."""
         record.asked = b""
         if record.status == PENDING and (record.fetchers or record.dependents):
             self.tables.want(record)
 
     def _give_up_search(self) -> None:
-        """No node is the home of these objects: they are at home here, or lost. Values of a stream are where that is."""
+        """End the search: homeless objects are at home here or lost. A stream's values have the home of their stream."""
         homeless, self.recovery.homeless = self.recovery.homeless, []
         for value in list(self.tables.objects.values()):
             end = self.tables.end_of(value.id) if self._is_homeless(value) else None
@@ -393,7 +398,7 @@ class PeerRecovery:
                 self._enter_here(object_id, before)
 
     def _inherit(self, record: AnyObject, before: ObjectRecord) -> None:
-        """Move all that needs an object to another record of it."""
+        """Move holders, pins, fetchers and dependents to another record of the object."""
         for holder in holders_of(before):
             add_holder(record, holder)
         record.pins += before.pins
@@ -403,10 +408,10 @@ class PeerRecovery:
         stream = self.tables.streams.get(record.object_id[:TASK_BYTES])
         if stream is not None and stream.owner is before:
             stream.owner = record
-        before.holders, before.pins = None, 1  # It is no record of the tables any more, wherever it waits to be freed.
+        before.holders, before.pins = None, 1  # The old record is in no table; the pin keeps it from being freed again.
 
     def _came_meanwhile(self, object_id: bytes, before: ObjectRecord) -> ObjectRecord | None:
-        """Restore an object that a process of this node has promised or given since: it is at home here. None if none has."""
+        """Restore an object that a process here has promised or supplied since. None if there is no such process."""
         if before.status == PENDING and not self.tables.promises.actor(object_id):
             return None
         record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)

@@ -1,7 +1,8 @@
-"""Which other nodes the cluster has, and what the arrival or the death of one means here.
+"""The other nodes: their arrival, registration and death.
 
-The registry decides who is a member and who is dead; this node receives its table (``NodeTable``). Each node is a process to every other
-one, and registers as processes do: ``RegisterNode``, what it has of the other's, ``Ready``.
+The registry decides on members and deaths; this node receives its table (``NodeTable``). To each node every other one is a process, and
+registers as processes do: ``RegisterNode``, what it has of the other's, ``Ready``. ``_died`` has everything that follows from a death, in
+order.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from zfabric.protocol.machine import Handler
 from zfabric.protocol.options import NODE_ID
 
 EARLY_MAX = 1000
-"""Most nodes that are remembered because they registered before a table with them arrived."""
+"""Most nodes remembered that registered before their table arrived."""
 
 
 class Peers:
-    """The other nodes. ``daemons`` is how many daemons this node had before."""
+    """The other nodes. ``daemons`` is the number of this node's earlier daemons."""
 
     def __init__(
         self,
@@ -88,11 +89,11 @@ class Peers:
         self.daemons = daemons
         self._version = 0
         self._early: dict[bytes, m.RegisterNode] = {}
-        """Nodes that have registered here before a table with them arrived. A table takes its own way to each node."""
+        """Registrations of nodes that no table has named yet."""
         (self._local_placer,) = tables.placers
 
     def on_node_table(self, now: float, source: Address, message: m.NodeTable) -> None:
-        """The living nodes, after a change."""
+        """Accept a newer table of the living nodes."""
         if message.version <= self._version:
             return
         self._version = message.version
@@ -109,7 +110,7 @@ class Peers:
         for node, row in table.items():
             if node != self.node and node not in self.tables.nodes:
                 self._joined(node, row, now)
-        # Those that are new here as well: this node may have missed the table in which they met the dead one.
+        # New nodes included: this node may have missed the table in which they met the dead one.
         survivors = self.tables.nodes.keys() & table.keys()
         for gone in [each for each in self.tables.nodes.values() if each.token not in table]:
             self._died(gone, survivors, now)
@@ -139,17 +140,17 @@ class Peers:
             process.ready = not early.peer and record.registered  # It had nothing to repeat: ``Ready`` followed at once.
 
     def on_register_node(self, now: float, source: Address, message: m.RegisterNode) -> None:
-        """Another node registers: it is new here, or so is its daemon."""
+        """Register a node, or its new daemon."""
         node, process = self.tables.nodes.get(source[1:]), self.tables.processes.get(source[1:])
         if node is None or process is None:
-            self.tables.counts["refused"] += 1  # It is dead, or a table with it is on its way.
+            self.tables.counts["refused"] += 1  # It is dead, or a table with it is under way.
             if len(self._early) < EARLY_MAX:
                 self._early[source[1:]] = message
         else:
             self._registers(node, process, message)
 
     def _registers(self, node: NodeRecord, process: ProcessRecord, message: m.RegisterNode) -> None:
-        """A node registers. If its daemon or this one had another before, both repeat what they have of each other's."""
+        """Register a node. If its daemon or this one is a successor, both repeat."""
         new = message.daemon != node.daemon
         first = new and not node.daemon and not message.peer and not self.peer_recovery.restarted
         if new:
@@ -162,7 +163,7 @@ class Peers:
             if node.token == self.tables.head:
                 self.requests.repeat_to_head()
         if first:
-            # What was sent before the table with this node reached it was refused.
+            # What was sent before it had this node's table was refused.
             self.jobs.node_joined(node.token)
             self.failover.repeat_reports(node.token)
         elif node.answered != message.daemon:
@@ -177,7 +178,7 @@ class Peers:
             node.registered = True
 
     def of_registered(self, handler: Handler) -> Handler:
-        """Wrap a handler of messages between nodes: what came before its sender registered is void, and some wait (``PeerRecovery``)."""
+        """Wrap a handler of messages between nodes: those of unregistered senders are void, and some wait (``PeerRecovery``)."""
 
         @functools.wraps(handler)
         def handle(now: float, source: Address, message: m.Message) -> None:
@@ -190,7 +191,7 @@ class Peers:
         return handle
 
     def on_node_ready(self, transition: NodeReady) -> None:
-        """A node has repeated everything that it has of this one's."""
+        """Accept that a node has repeated everything."""
         node = self.tables.nodes.get(transition.process.incarnation)
         if node is None or not node.registered:
             return
@@ -200,7 +201,7 @@ class Peers:
         self.peer_recovery.node_ready(node.token, transition.now)
 
     def _died(self, node: NodeRecord, survivors: set[bytes], now: float) -> None:
-        """A node is dead: what it ran runs again, and jobs whose driver was there end, or pass to the head. ``survivors`` report on it."""
+        """Handle a node's death; ``survivors`` report on it. The order of the calls matters."""
         del self.tables.nodes[node.token]
         self.entrusting.repeat_jobs(self.jobs.pass_on(node.token))
         self.tables.send(self._local_placer, m.ProcessGone(node.token))
@@ -232,12 +233,12 @@ class Peers:
         self.names.node_died(node.token)
 
     def _end_orphans(self, home: bytes, now: float) -> None:
-        """Stop the tasks that a dead node had delegated to this one, with all that they submitted: nobody will ever read it."""
+        """Stop the tasks that a dead node had delegated here, with their children: nobody reads their values."""
         orphans = [each for each in self.tables.tasks.values() if each.submitter == home and each.function.delegated]
         for task in self.stopping.with_children(orphans):
             self.stopping.stop(task, "cancelled", now)
 
 
 def labels_of(row: m.Row) -> dict[str, str]:
-    """The labels of a row of ``NodeTable``, its node's id included."""
+    """Labels of a row of ``NodeTable``, with its node's id."""
     return {**dict(row[7]), NODE_ID: row[0].hex()}

@@ -1,7 +1,7 @@
-"""Queries about the whole cluster: the node that receives one asks all nodes, itself included, and combines their answers.
+"""Queries about the whole cluster: the receiver asks all nodes, itself included, and combines the answers.
 
-Each node has ``ANSWER_SECONDS``. The asker is notified of nodes that did not answer. A node that another one asks answers for itself. The
-query ``AT`` is passed on to one node: its arguments are the node's id, another query, and the arguments of that.
+Each node has ``ANSWER_SECONDS``; the asker is notified of nodes that did not answer. A node that another one asks answers for itself.
+``AT`` passes a query on to one node: its arguments are the node's id, the query, and its arguments.
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ from zfabric.protocol.messages.queries import TASK_STATES
 
 AT = "at"
 ENDED = TASK_STATES.index("finished")
-"""The place of ended tasks in a listing, whatever their outcome."""
+"""The place of ended tasks in a listing."""
 ANSWER_SECONDS = 2.0
-"""How long a node may take to answer for itself."""
 
 
 class _Question:
-    """A question that other nodes are asked, and their answers so far."""
-
     def __init__(self, source: Address, query: m.Query, nodes: list[bytes], now: float) -> None:
         self.source = source
         self.query = query
@@ -38,11 +35,10 @@ class _Question:
         self.until = now + ANSWER_SECONDS
         self.answers: dict[bytes, m.Answer] = {}
         self.times: dict[bytes, float] = {}
-        """When each node has answered."""
 
 
 class ClusterQueries:
-    """Answers of several nodes, put together. ``node`` is this one's id."""
+    """Combines answers of several nodes. ``node`` is this one's id."""
 
     def __init__(self, tables: Tables, requests: PendingRequests, node: bytes) -> None:
         self.tables = tables
@@ -65,7 +61,7 @@ class ClusterQueries:
             "explain": self._first,
             "neighbours": self._first,
             "series": self._rows,
-            "cancel": self._first,  # Only the home of a task or an actor answers more than None.
+            "cancel": self._first,  # Only the home of a task or actor answers more than None.
             "kill": self._first,
             "available_resources": self._sum,
             "statuses": self._statuses,
@@ -74,7 +70,7 @@ class ClusterQueries:
         }
 
     def takes(self, now: float, source: Address, message: m.Query) -> bool:
-        """Whether a question is about all nodes, and has been passed on to them. Those of other nodes, and of one node alone, are not."""
+        """Pass a query on if it concerns all nodes. Return False for queries of other nodes, and for those of one node."""
         if not self.tables.nodes or source[:1] == LOCAL_SCHEDULER or message.what not in self._merge:
             return False
         if message.what != AT:
@@ -101,12 +97,12 @@ class ClusterQueries:
             question.answers[node] = answer
             question.times[node] = now
             if question.query.what == "actor" and answer.payload is not None:
-                question.missing.clear()  # A name is that of one actor: a silent node is not waited for.
+                question.missing.clear()  # A name belongs to one actor: no other node is awaited.
             if not question.missing:
                 self._conclude(question)
 
     def node_died(self, node: bytes) -> None:
-        """Wait no longer for the answers of a dead node."""
+        """Stop waiting for a dead node."""
         for question in list(self.open):
             if question.missing.pop(node, 0) is None and not question.missing:
                 self._conclude(question)
@@ -130,7 +126,6 @@ class ClusterQueries:
         return min((question.until for question in self.open), default=None)
 
     def _close(self, question: _Question) -> None:
-        """Wait for no more answers. Those that come later are dropped."""
         self.open.remove(question)
         question.missing.clear()
 
@@ -153,7 +148,7 @@ class ClusterQueries:
         return row[2] if row is not None else node.hex()
 
     def _rows(self, question: _Question, order: Callable[[dict[str, Any]], int] | None = None) -> list[dict[str, Any]]:
-        """Rows of all nodes, each with its node, in ``order`` if it is given. Where a limit was asked for, so many of all."""
+        """Rows of all nodes, each with its node; sorted by ``order``, and cut to a limit that the query sets."""
         rows = [{**row, "node": self._name(node)} for node, answer in question.answers.items() for row in answer.payload]
         if order is not None:
             rows.sort(key=order)
@@ -161,17 +156,17 @@ class ClusterQueries:
         return rows[: arguments[0]] if arguments and type(arguments[0]) is int else rows
 
     def _tasks(self, question: _Question) -> list[dict[str, Any]]:
-        """Tasks of all nodes, the running ones first, as each node lists its own: ended ones of one node leave room for those of others."""
+        """Tasks of all nodes, running ones first and ended ones last."""
         return self._rows(question, lambda row: min(TASK_STATES.index(row["state"]), ENDED))
 
     def _objects(self, question: _Question) -> list[dict[str, Any]]:
-        """Values of all nodes. A copy is listed under the name that its home has for the value's maker."""
+        """Values of all nodes; a copy is listed under its home's name for the maker."""
         rows = self._rows(question)
         makers = {row["object_id"]: row["made_by"] for row in rows if row["made_by"] != COPY}
         return [{**row, "made_by": makers.get(row["object_id"], COPY)} if row["made_by"] == COPY else row for row in rows]
 
     def _located(self, question: _Question) -> dict[bytes, m.Row]:
-        """For each object (size or None, nodes, only on disk, has an outcome): what one of the nodes knows, or has, counts."""
+        """Locations of objects, combined: (size or None, nodes, only on disk, has an outcome)."""
         found: dict[bytes, m.Row] = {}
         for answer in question.answers.values():
             for object_id, (size, nodes, spilled, complete) in answer.payload.items():
@@ -181,7 +176,7 @@ class ClusterQueries:
         return {each: (size, nodes, spilled and bool(nodes), complete) for each, (size, nodes, spilled, complete) in found.items()}
 
     def _actors(self, question: _Question) -> list[dict[str, Any]]:
-        """Actors as their homes report them, each with the node on which it lives and the process that that node reports."""
+        """Actors as their homes report them, with the process that their node reports."""
         pids = {row["actor_id"]: row["pid"] for answer in question.answers.values() for row in answer.payload if row.get("guest")}
         rows = []
         for node, answer in question.answers.items():
@@ -191,7 +186,7 @@ class ClusterQueries:
         return rows[:limit]
 
     def _functions(self, question: _Question) -> list[dict[str, Any]]:
-        """One row for each function of a job: the counts of all nodes, added up."""
+        """One row per function of a job, with the counts of all nodes added."""
         total: dict[tuple[str, str], dict[str, Any]] = {}
         for answer in question.answers.values():
             for row in answer.payload:
@@ -203,19 +198,18 @@ class ClusterQueries:
         return list(total.values())
 
     def _found(self, question: _Question) -> list[dict[str, str]]:
-        """Things that a text may name, each once: two nodes may know one object."""
         rows = [row for answer in question.answers.values() for row in answer.payload]
-        # Where an actor is being made it is a task that runs for another node.
+        # Elsewhere, an actor being made is a delegated task.
         found = {row["id"]: row for row in sorted(rows, key=lambda row: bool(row["kind"] == "actor"))}
         return list(found.values())
 
     def _first(self, question: _Question) -> Any:
-        """What the home says of a thing, else what another node knows of it. This node's answer comes first where there are several."""
+        """The first answer that is not None, this node's before others."""
         order = sorted(question.answers, key=lambda node: node != self.node)
         return next((answer for node in order if (answer := question.answers[node].payload) is not None), None)
 
     def _named(self, question: _Question) -> m.Row | None:
-        """The actor with a name. Its handle is a ref to an object of its home."""
+        """The actor with a name. Its handle is entered as a ref of its home."""
         order = sorted(question.answers, key=lambda node: node != self.node)
         for node in order:
             if (answer := question.answers[node].payload) is not None:
@@ -231,18 +225,17 @@ class ClusterQueries:
         return sorted({(namespace, name) for answer in question.answers.values() for namespace, name in answer.payload})
 
     def _only(self, question: _Question) -> Any:
-        """The answer of the one node that was asked; its death is none."""
         (answer,) = question.answers.values()
         return answer.payload
 
     def _statuses(self, question: _Question) -> list[dict[str, Any]]:
-        """The status of each node, with its name, the oldest node first."""
+        """The status of each node, oldest first."""
         numbers = {node: row[1] for node, row in self.tables.node_table.items()}
         order = sorted(question.answers, key=lambda node: int(numbers.get(node, 0)))
         return [{**row, "name": self._name(node)} for node in order for row in question.answers[node].payload]
 
     def _clocks(self, question: _Question) -> list[dict[str, Any]]:
-        """How far the clock of each node is ahead of this one's, and by how much that may be wrong: half of the time until it answered."""
+        """Each node's clock less this one's, with the possible error: half of the round trip."""
         found = []
         for node, answer in question.answers.items():
             middle, error = (question.asked + question.times[node]) / 2, (question.times[node] - question.asked) / 2

@@ -1,8 +1,8 @@
-"""Which outcomes of calls on other nodes their callers have received.
+"""Receipts: which outcomes of calls on other nodes their callers have received.
 
-An actor runs a repeated call again once its outcome is acknowledged. So this node acknowledges an outcome when its caller has it, not
-earlier: this daemon may die before its frame to the caller has arrived, and the caller then repeats the call. Callers are asked together,
-before ends are acknowledged (``Delegations``). If a caller does not read, nothing waits for it: the acknowledgement names it.
+An actor runs a repeated call again once its outcome is acknowledged. So outcomes are acknowledged only when callers have them: this daemon
+may die before its frame reaches a caller, which then repeats the call. Callers are asked before ends are acknowledged (``Delegations``);
+the acknowledgement names those that have not answered.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from zfabric.protocol.ids import Address
 
 
 class Receipts:
-    """Requests receipts of callers, one at a time of each for each node."""
+    """Requests receipts, at most one at a time of each caller for each node."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self._last = 0
 
     def sent(self, node: NodeRecord, caller: bytes, number: int) -> None:
-        """Note that a process was sent an outcome that ``node`` had sent in the message with this number."""
+        """Note that a process was sent outcomes of ``node``'s message ``number``."""
         receipt = node.receipts.get(caller)
         if receipt is None:
             if caller not in self.tables.processes:
@@ -30,7 +30,7 @@ class Receipts:
         receipt.sent = number
 
     def request(self, node: NodeRecord) -> bool:
-        """Request receipts of the callers that may lack outcomes of ``node`` and were not asked. Return whether there were any."""
+        """Request receipts of the callers that may lack outcomes of ``node``. Return whether there were any."""
         asked = [(caller, each) for caller, each in node.receipts.items() if not each.token]
         for caller, receipt in asked:
             self._last += 1
@@ -39,7 +39,7 @@ class Receipts:
         return bool(asked)
 
     def on_receipt(self, now: float, source: Address, message: m.Receipt) -> None:
-        """A caller has received what it was sent before a request."""
+        """Accept a receipt for what was sent before its request."""
         for node in self.tables.nodes.values():
             receipt = node.receipts.get(source[1:])
             if receipt is not None and receipt.token == message.token:
@@ -49,7 +49,7 @@ class Receipts:
                 self.tables.owe(node, receipt.received, now)
 
     def caller_exited(self, caller: bytes) -> None:
-        """Nobody lacks outcomes that were for a process which is gone."""
+        """Drop the receipts of an exited caller: nothing is owed to it."""
         for node in self.tables.nodes.values():
             receipt = node.receipts.pop(caller, None)
             if receipt is not None:

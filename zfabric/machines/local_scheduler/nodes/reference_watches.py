@@ -1,12 +1,10 @@
-"""Who is notified when nothing in the cluster needs an object any more: neither a process, nor a row, nor a value that contains a ref.
+"""Watches: who is notified when nothing in the cluster needs an object, neither a process nor a row nor a value around a ref.
 
-At the home of an object that is when ``References.collect`` frees it, since other nodes that need it are holders there. So the scheduler of
-a process that watches an object of another home asks that home, and passes the answer on. Whoever asks holds nothing: the watch alone
-does not retain the object.
+The home decides, when ``References.collect`` frees the object: other nodes that need it are holders there. So a watch of another home's
+object is passed to that home, and its answer back. A watch does not retain its object.
 
-A restarted scheduler may have no record of an object that a process watches and that only other nodes need. It asks all nodes then. When a
-home dies, the home of the job is asked, which answers once it has taken over. A watch is *undecided* until the other nodes have registered
-with a restarted scheduler, and until a node has taken over.
+A watch is *undecided* until other nodes have registered with a restarted scheduler, and until a succession has ended. A restarted scheduler
+without a record of the object asks all nodes; after a home's death its heir is asked.
 """
 
 from __future__ import annotations
@@ -31,19 +29,19 @@ class ReferenceWatches:
         self.references = references
         self.unknown_nodes = unknown_nodes
         self.undecided: dict[bytes, None] = {}
-        """Watched objects of which it is not known yet which node decides about them."""
+        """Watched objects of which it is unknown who decides."""
         self.to_ask: defaultdict[tuple[bytes, bytes], list[bytes]] = defaultdict(list)
-        """Objects about which nodes are to be asked: by the node, and ``former`` as in ``WatchReferences``."""
+        """Objects to ask nodes about, by node and ``former`` as in ``WatchReferences``."""
         self.to_notify: defaultdict[bytes, list[bytes]] = defaultdict(list)
-        """Objects that nothing needs any more, by watcher."""
+        """Unneeded objects, by watcher."""
 
     # -- messages --
 
     def on_watch_references(self, now: float, source: Address, message: m.WatchReferences) -> None:
-        """A process, or another node, is to be notified when nothing needs these objects any more."""
+        """Watch objects for a process or another node."""
         watcher = source[1:]
         if watcher not in self.tables.processes or (watcher in self.tables.nodes and self.tables.sender_of(source) is None):
-            return  # It is dead, or registers anew and repeats this.
+            return  # It is dead, or registers again and repeats this.
         watches = self.tables.watches
         for object_id in message.object_ids:
             watch = watches.get(object_id)
@@ -55,7 +53,7 @@ class ReferenceWatches:
         self.references.choose()
 
     def on_unreferenced(self, now: float, source: Address, message: m.Unreferenced) -> None:
-        """Another node answers that nothing needs these objects, as far as it had to find out."""
+        """Accept another node's answer that nothing needs these objects."""
         for object_id in message.object_ids:
             watch = self.tables.watches.get(object_id)
             if watch is None or source[1:] not in watch.asked:
@@ -69,14 +67,14 @@ class ReferenceWatches:
                 self._decide(object_id, watch)
 
     def on_object_unreferenced(self, transition: ObjectUnreferenced) -> None:
-        """Nothing needs an object of this node."""
+        """End the watch of an object of this home."""
         if transition.object_id in self.tables.watches:
             self._conclude(transition.object_id)
 
     # -- what decides --
 
     def review(self) -> None:
-        """Decide about what is undecided, if that is possible now."""
+        """Decide the undecided watches that can be decided now."""
         undecided, self.undecided = self.undecided, {}
         for object_id in undecided:
             watch = self.tables.watches.get(object_id)
@@ -84,25 +82,25 @@ class ReferenceWatches:
                 self._decide(object_id, watch)
 
     def _waits(self, watch: ReferenceWatch, record: BorrowedRecord) -> bool:
-        """Whether it is not known yet who decides: other nodes have yet to register, or this one to take over."""
+        """Whether it is unknown who decides."""
         return self.references.paused or record.home == NO_HOME or not self._has_taken_over(watch.former)
 
     def _has_taken_over(self, former: bytes) -> bool:
-        """Whether this node has taken over from a dead one, or need not. It may have yet to learn of the death."""
+        """Whether this node has taken over from a dead one, or need not. It may be notified of the death later."""
         return not former or self.tables.dead.get(former, former not in self.tables.nodes)
 
     def _decide(self, object_id: bytes, watch: ReferenceWatch) -> None:
-        """Find out who decides whether something needs an object, and ask."""
+        """Find out who decides about an object, and ask."""
         record = self.tables.find(object_id)
         if self.references.paused or not self._has_taken_over(watch.former):
             self.undecided[object_id] = None
             return
-        if watch.former:  # What other nodes need of that one they have reported.
+        if watch.former:  # The survivors have reported their needs.
             watch.former, watch.searched = b"", True
         if isinstance(record, BorrowedRecord):
             self._ask_home(record, watch)
         elif record is not None:
-            self.tables.spare.append(record)  # It may have been freed before, and retained for rows that name it.
+            self.tables.spare.append(record)  # It may have been freed, and retained for rows that name it.
         elif watch.asked:
             pass
         elif not watch.searched and self.tables.nodes and not watch.watchers <= self.tables.nodes.keys():
@@ -141,7 +139,7 @@ class ReferenceWatches:
     # -- the end of a turn --
 
     def end_of_turn(self) -> None:
-        """Ask other nodes, behind the holds of this turn: so the homes know the objects. Notify watchers."""
+        """Ask other nodes behind this turn's holds, so that homes know the objects. Notify watchers."""
         for (node, former), object_ids in self.to_ask.items():
             for start in range(0, len(object_ids), ROWS_MAX):
                 self.unknown_nodes.send(node, m.WatchReferences(tuple(object_ids[start : start + ROWS_MAX]), former))
@@ -159,20 +157,20 @@ class ReferenceWatches:
     # -- nodes and jobs --
 
     def repeat(self, node: bytes) -> None:
-        """Ask a node again: its daemon is new, or this one is."""
+        """Ask a node again after a restart of either daemon."""
         asked = [object_id for object_id, watch in self.tables.watches.items() if node in watch.asked]
         for start in range(0, len(asked), ROWS_MAX):
             self.tables.send_to_node(node, m.WatchReferences(tuple(asked[start : start + ROWS_MAX])))
 
     def node_died(self, node: bytes) -> None:
-        """Ask the home of the job about objects that may have been at home on a dead node, or wait until this one has taken over."""
+        """Ask the heir about a dead home's objects, or wait for this node's own succession."""
         for object_id, watch in list(self.tables.watches.items()):
             if node not in watch.asked:
                 continue
             watch.asked.discard(node)
             heir = self.tables.job_home(object_id)
             if heir and heir in self.tables.nodes:
-                watch.asked.discard(heir)  # What it may have answered before does not count.
+                watch.asked.discard(heir)  # An earlier answer does not count.
                 self._ask(object_id, watch, heir, node)
             elif heir == b"":
                 watch.former = node
@@ -181,6 +179,6 @@ class ReferenceWatches:
                 self._conclude(object_id)
 
     def job_ended(self, job: bytes) -> None:
-        """The values of a job are gone."""
+        """End the watches of an ended job."""
         for object_id in [each for each in self.tables.watches if each[:JOB_BYTES] == job]:
             self._conclude(object_id)

@@ -1,14 +1,12 @@
-"""Logs of actors that live on another node than their home: what both nodes pass on.
+"""Call logs of actors that live on another node than their home: what both nodes pass on.
 
-Only the home adds to the log, for one life at a time (``actors.logs``). The node where the actor lives passes on what the process appends,
-and the home's answer that it is committed. The process holds outcomes back until then, as it does at home. So no outcome leaves a node
-before the home has the rows that restore it, and an earlier life can commit nothing.
+Only the home adds to the log, for one life at a time (``actors.logs``). The actor's node passes on what the process appends, behind its
+holds (``RelayedBlock``, ``RelayedCheckpoint``), and the home's word that it is committed (``LogRecorded``). Until then the process retains
+its outcomes and the node the pins. So no outcome leaves the node before the home has the rows that restore it, and an earlier life can
+commit nothing. The home registers as a holder before it confirms a commit. A process that replays reads the log through its node
+(``ReadLog``, ``LogPage``).
 
-Objects that rows name are pinned on the node of the process until the rows are committed. The home registers as a holder before it confirms
-the commit. A process in which the actor is made again reads the log through its node, too.
-
-In a log, a caller's name without a node stands for a process of the home. To a process on another node it would stand for one of that node,
-so the process translates it (``CallLog.places``). Thus callers are recognised wherever the actor lives next.
+In a log, a caller's name without a node stands for a process of the home; a process on another node translates it (``CallLog.places``).
 """
 
 from __future__ import annotations
@@ -36,19 +34,19 @@ class RemoteLogs:
         self.borrowing = borrowing
 
     def on_relayed_block(self, now: float, source: Address, message: m.RelayedBlock) -> None:
-        """Write a block of rows to the control store."""
+        """Write a block of rows."""
         if self._takes(source, message):
             self.logs.on_log_appended(now, source, m.LogAppended(*message[:-1]))
             self.borrowing.settle(message.refs)
 
     def on_relayed_checkpoint(self, now: float, source: Address, message: m.RelayedCheckpoint) -> None:
-        """Write a part of a checkpoint to the control store."""
+        """Write a part of a checkpoint."""
         if self._takes(source, message):
             self.logs.on_checkpoint(now, source, m.Checkpoint(*message[:-1]))
             self.borrowing.settle(message.refs)
 
     def _takes(self, source: Address, message: m.RelayedBlock | m.RelayedCheckpoint) -> bool:
-        """Whether a message is of the life that may write the log. Any other life ends: it waits for a word that never comes."""
+        """Whether a message is of the life that may write the log. Any other life is stopped: it would wait for ever."""
         if not self.logs.is_of(source, message.actor_id, message.attempt):
             self.tables.counts["refused"] += 1
             self.tables.counts["refused_log_rows"] += 1
@@ -58,7 +56,7 @@ class RemoteLogs:
         return True
 
     def on_read_log(self, now: float, source: Address, message: m.ReadLog) -> None:
-        """Read a page of a log for the node where its actor is being made."""
+        """Read a page for the node where the actor is being made."""
         if self.logs.is_of(source, message.actor_id, message.attempt):
             self.logs.scan(message.actor_id, message.table, message.after, self._found, (source[1:], message))
 
@@ -72,7 +70,7 @@ class RemoteLogs:
         self.borrowing.send_behind(node, m.LogPage(*asked, found.rows, found.more, refs, self.tables.homes_of(refs)))
 
     def end_of_turn(self) -> None:
-        """Notify the nodes of actors of the commits of this turn, once this node holds what the rows name."""
+        """Notify nodes of this turn's commits, behind the holds on what the rows name."""
         recorded, self.logs.recorded = self.logs.recorded, {}
         for (node, actor_id, attempt), number in recorded.items():
             if node in self.tables.nodes:
@@ -80,21 +78,21 @@ class RemoteLogs:
 
 
 class _Life:
-    """What passes through this node of the log of one life of an actor."""
+    """One life's log messages that pass through this node."""
 
     def __init__(self, attempt: int, home: bytes) -> None:
         self.attempt = attempt
         self.home = home
         self.unrecorded: deque[m.LogAppended | m.Checkpoint] = deque()
-        """What its process has sent and the home has not said to be committed. What it names is pinned."""
+        """Messages that the home has not confirmed. Their refs are pinned."""
         self.read: list[bytes] = []
-        """What the pages name that it has read, pinned until it has ended or is made."""
+        """Refs of the pages read, pinned until the actor is made or has ended."""
         self.reads: dict[tuple[str, bytes], tuple[Address, int]] = {}
-        """Requests for pages: who is to receive the answer, and its token, by table and key."""
+        """Open requests for pages: (reader, token) by table and key."""
 
 
 class GuestLogs:
-    """The side of the node where the actors live. What does not concern a guest is of an actor of this node."""
+    """The side of the actor's node. Messages that concern no guest are for an actor of this home."""
 
     def __init__(
         self, tables: Tables, references: References, logs: ActorLogs, borrowing: Borrowing, callers: RemoteCallers, node: bytes
@@ -107,7 +105,6 @@ class GuestLogs:
         self.node = node
         self._lives: dict[bytes, _Life] = {}
         self.to_send: list[tuple[bytes, m.Message]] = []
-        """Messages for homes, in order: (home, message)."""
 
     # -- what processes send --
 
@@ -135,7 +132,7 @@ class GuestLogs:
         self.to_send.append((life.home, message))
 
     def on_replay_progress(self, now: float, source: Address, message: m.ReplayProgress) -> None:
-        """Pass on how far a replay has come; at its end, find out which callers are gone. Those of other nodes these know."""
+        """Pass on how far a replay has come, and at its end find out which callers are gone."""
         life, worker = self._life_in(source, message.actor_id), self.tables.worker_of(source)
         if life is None or worker is None:
             self._replays_elsewhere(now, source, message)
@@ -148,7 +145,7 @@ class GuestLogs:
                 self.tables.send_to_control(worker, m.CallerGone(caller))
 
     def _ask(self, message: m.ReplayProgress) -> None:
-        """Ask other nodes which of their processes are gone that an actor here retains outcomes for."""
+        """Ask other nodes which of the callers that an actor here retains outcomes for are gone."""
         by_node: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for caller in message.callers:
             node = node_of_caller(caller)
@@ -158,7 +155,7 @@ class GuestLogs:
         self.to_send += [(node, message._replace(callers=tuple(callers))) for node, callers in by_node.items()]
 
     def _replays_elsewhere(self, now: float, source: Address, message: m.ReplayProgress) -> None:
-        """An actor of this node replays, or one of another node that retains outcomes for processes of this one."""
+        """Handle a replay that is no guest's: of this home's actor, or another node's question about callers here."""
         node = source[1:]
         if node not in self.tables.nodes:
             self.logs.on_replay_progress(now, source, message)
@@ -170,7 +167,7 @@ class GuestLogs:
                 self.tables.send_to_node(node, m.CallerGone(caller))
 
     def on_call_counts(self, now: float, source: Address, message: m.CallCounts) -> None:
-        """Pass on how many calls have ended that are not logged."""
+        """Pass on how many unlogged calls have ended."""
         life = self._life_in(source, message.actor_id)
         if life is None:
             self.logs.on_call_counts(now, source, message)
@@ -178,7 +175,7 @@ class GuestLogs:
             self.to_send.append((life.home, message))
 
     def read(self, source: Address, token: int, actor_id: bytes, table: str, after: bytes) -> None:
-        """Request a page of an actor's log from its home, for the process in which the actor is being made."""
+        """Request a page from the home, for the process in which the actor is being made."""
         life = self._life_in(source, actor_id)
         if life is None:
             self.logs.read(source, token, actor_id, table, after)
@@ -187,7 +184,7 @@ class GuestLogs:
             self.to_send.append((life.home, m.ReadLog(actor_id, life.attempt, table, after)))
 
     def _task_of(self, actor_id: bytes) -> TaskRecord | None:
-        """The task that has made an actor of another node, or that makes it."""
+        """The task that makes, or has made, an actor of another home."""
         guest = self.tables.guests.get(actor_id)
         if guest is not None:
             return guest.task
@@ -199,7 +196,7 @@ class GuestLogs:
         return guest.worker if guest is not None else task.worker
 
     def _life_in(self, source: Address, actor_id: bytes) -> _Life | None:
-        """The present life of an actor of another node, if the sender is its process."""
+        """The present life of an actor of another home, if the sender is its process."""
         task, worker = self._task_of(actor_id), self.tables.worker_of(source)
         if task is None or worker is None or self._worker_in(actor_id, task) is not worker:
             return None
@@ -212,7 +209,7 @@ class GuestLogs:
     # -- what homes send --
 
     def on_log_recorded(self, now: float, source: Address, message: m.LogRecorded) -> None:
-        """What a process has sent about its log is committed: outcomes may leave."""
+        """Release pins and notify the process: the home has committed its messages."""
         life = self._of(source, message.actor_id, message.attempt)
         if life is None:
             return
@@ -225,7 +222,7 @@ class GuestLogs:
         self._forget_if_over(message.actor_id)
 
     def on_log_page(self, now: float, source: Address, message: m.LogPage) -> None:
-        """Send on a page of a log, with the names of the two nodes: the process translates those of callers."""
+        """Send on a page, with both nodes' names, by which the process translates callers."""
         life = self._of(source, message.actor_id, message.attempt)
         asker, token = life.reads.pop((message.table, message.after), (b"", 0)) if life is not None else (b"", 0)
         if life is None or not asker:
@@ -243,9 +240,9 @@ class GuestLogs:
     # -- sending --
 
     def end_of_turn(self) -> None:
-        """Send homes what processes sent, behind all holds: a checkpoint drops rows at home, and with them what these name."""
+        """Send homes what processes sent, behind all holds: a checkpoint drops rows at home, and with them holds."""
         if not self.to_send or self.references.paused or self.tables.recovering or self.tables.unsettled is not None:
-            return  # Homes have yet to register with this restarted scheduler, or those of refs are not known.
+            return  # Homes have yet to register after a restart, or homes of refs are unknown.
         to_send, self.to_send = self.to_send, []
         for home, message in to_send:
             if home not in self.tables.nodes:
@@ -257,7 +254,7 @@ class GuestLogs:
             self.borrowing.send_behind(home, message)
 
     def repeat(self, home: bytes) -> None:
-        """Repeat what a home has not said to be committed, and what it was asked: its daemon is new, or this one."""
+        """Repeat unconfirmed messages and open requests to a home after a restart of either daemon."""
         self.to_send = [each for each in self.to_send if each[0] != home]
         for actor_id, life in self._lives.items():
             task = self._task_of(actor_id)
@@ -268,18 +265,18 @@ class GuestLogs:
     # -- ends --
 
     def made(self, actor_id: bytes) -> None:
-        """An actor is made here: by now its process holds what it has read."""
+        """Release the pages read: the process holds their refs by now."""
         life = self._lives.get(actor_id)
         if life is not None:
             self._release(life)
 
     def ended(self, actor_id: bytes) -> None:
-        """A life is over here. What it has sent is pinned until the home has taken it in."""
+        """End a life here. Unconfirmed messages remain pinned."""
         self.made(actor_id)
         self._forget_if_over(actor_id)
 
     def stopped(self, source: Address, actor_id: bytes, attempt: int) -> None:
-        """A home wants nothing more of a life."""
+        """Drop a life that its home has stopped."""
         if self._of(source, actor_id, attempt) is not None and self._task_of(actor_id) is None:
             self._forget(actor_id)
 
@@ -300,11 +297,11 @@ class GuestLogs:
                 self.references.unpin(message.refs)
 
     def node_died(self, node: bytes) -> None:
-        """Forget the logs of a home that is dead."""
+        """Drop the logs of a dead home."""
         for actor_id in [each for each, life in self._lives.items() if life.home == node]:
             self._forget(actor_id)
 
     def job_ended(self, job: bytes) -> None:
-        """Forget the logs of a job that has ended."""
+        """Drop the logs of an ended job."""
         for actor_id in [each for each in self._lives if each[:JOB_BYTES] == job]:
             self._forget(actor_id)

@@ -1,11 +1,9 @@
-"""Actors on other nodes that processes of this one call: to the callers, this node stands for the actors.
+"""Actors on other nodes that processes here call: this node stands for the actors.
 
-A process asks this node where an actor is, as always. If the actor lives on another node, the answer names this node's daemon. The process
-sends it the calls; it relays them to the actor's node, and relays their outcomes back. So order, errors and retries are those of local
-calls, and each call is for one life of the actor (its attempt). The home reports each change of the location. If another node is the home
-of an actor that lives on this one, processes here call it directly.
-
-Usually the home of an actor is known, since a handle is a ref. For a weak handle it is not: all nodes are asked, and one has the actor.
+A process asks this node for an actor's location. If the actor lives on another node, the answer names this node's daemon, which relays the
+calls there and the outcomes back; so order, errors and retries are those of local calls, and a call is for one life (attempt). The home
+reports every change of location. A guest on this node is called directly. The home is that of the handle, which is a ref; for a weak handle
+all nodes are asked.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from zfabric.protocol.messages.rows import DEPENDENCIES, VALUES
 
 
 class RemoteActors:
-    """Finds actors of other nodes, sends calls there, and passes outcomes to the callers."""
+    """Finds actors of other nodes, relays calls, and passes on outcomes."""
 
     def __init__(
         self,
@@ -50,17 +48,16 @@ class RemoteActors:
         self.node = node
         self.records = tables.remote_actors
         self._repeating: set[tuple[bytes, bytes]] = set()
-        """Processes that are to repeat calls of an actor: (process, actor). What they sent before is void: calls ahead of it are lost."""
+        """(process, actor) whose calls are to be repeated: calls ahead of ``CallsRepeated`` are void."""
         self.later: list[tuple[bytes, bytes]] = []
-        """Requests for locations that wait until all nodes have registered with this restarted scheduler: (actor, process)."""
+        """Requests for locations, (actor, process), that wait until all nodes have registered."""
         self.kills: list[tuple[Address, m.KillActor]] = []
-        """Requests to end actors that are not known here yet, or of which their nodes have yet to report that they live. A process that has
-        not called an actor requests its location in the same turn."""
+        """Requests to end actors that are unknown so far, or that may return; a caller asks for the location in the same turn."""
 
     # -- where they are --
 
     def on_find_actors(self, now: float, source: Address, message: m.FindActors) -> None:
-        """Notify a process of the locations of actors, wherever their homes are, now and whenever they change."""
+        """Notify a process of the locations of actors, now and on every change."""
         process = self.tables.processes.get(source[1:])
         is_settled = self.tables.unsettled is None and not self.tables.recovering
         if not self.tables.node_table or process is None or (process.incarnation in self.tables.nodes and is_settled):
@@ -74,7 +71,7 @@ class RemoteActors:
                 self.later.append((actor_id, process.incarnation))
 
     def end_of_turn(self) -> None:
-        """Find the actors that processes have requested, once it is known what is at home where."""
+        """Find the requested actors, once homes are known."""
         if self.tables.recovering or self.tables.unsettled is not None:
             return
         later, self.later = self.later, []
@@ -89,7 +86,7 @@ class RemoteActors:
             self._kill_or_wait(source, message, True)
 
     def repeat(self, node: bytes) -> None:
-        """Repeat to a node what concerns actors there, since its daemon is new, or this one. Calls under way are lost."""
+        """Repeat to a node what concerns its actors, after a restart of either daemon. Calls under way are lost, and repeated."""
         for record in self.records.values():
             if node == record.home or node in record.asked:
                 self.tables.send_to_node(node, m.FindActors((record.id,)))
@@ -134,7 +131,7 @@ class RemoteActors:
             self._notify(record, process)
 
     def on_actor_locations(self, now: float, source: Address, message: m.ActorLocations) -> None:
-        """Another node reports where an actor is whose home it is, or that it knows none."""
+        """Accept a home's report on an actor, or that a node does not know it."""
         if any(row[1] not in (CREATING, ALIVE, DEAD) or (row[1] == ALIVE) != bool(row[2]) for row in message.rows):
             raise Refusal
         for row in message.rows:
@@ -152,17 +149,17 @@ class RemoteActors:
     def _moved(self, record: RemoteActorRecord, row: m.Row) -> None:
         actor_id, state, node, attempt, _, executing, failure = row
         was_here = record.node == self.node
-        if record.attempt not in (0, attempt):  # 0: this is the first report.
+        if record.attempt not in (0, attempt):  # 0: the first report.
             record.killed = None
         record.state, record.node, record.attempt, record.failure = state, node, attempt, failure
         place = self.tables.address[1:] if state == ALIVE else b""
         if node == self.node:
             guest = self.tables.guests.get(actor_id)
             process = guest.worker.process if guest is not None and guest.task.attempt == attempt else None
-            if process is None:  # It has ended meanwhile, which its home has yet to report.
+            if process is None:  # It has ended, which its home has yet to report.
                 record.state, record.node = CREATING, b""
             place = process.incarnation if process is not None else b""
-        # The process of another node is none of a caller's links: they outlast every change.
+        # The caller's link is to this daemon, and outlasts every change.
         record.row = (actor_id, record.state, place, attempt, not was_here, executing, failure)
         for incarnation in sorted(record.watchers):
             process = self.tables.processes.get(incarnation)
@@ -177,12 +174,12 @@ class RemoteActors:
         self.tables.send_to_client(process, m.ActorLocations((record.row,)))
 
     def on_caller_notified(self, notified: CallerNotified) -> None:
-        """A process is notified that an actor lives on another node. If this daemon is new, calls that its predecessor had come again."""
+        """After a restart of this daemon, calls come again: notify their streams."""
         if daemons_of(self.tables.first_attempt):
             self.call_results.streams.found_actor(notified.actor_id)
 
     def on_calls_repeated(self, now: float, source: Address, message: m.CallsRepeated) -> None:
-        """A process repeats all calls of an actor behind this message."""
+        """Accept calls again: all calls of the actor follow."""
         self._repeating.discard((source[1:], message.actor_id))
 
     def _lost(self, record: RemoteActorRecord) -> None:
@@ -192,7 +189,7 @@ class RemoteActors:
     # -- what callers send --
 
     def on_call(self, now: float, source: Address, message: m.Call) -> None:
-        """Relay calls to the node of their actor. If that life has ended, the caller is notified of it, or has been."""
+        """Relay calls to the actor's node. Calls of an ended life are dropped: the caller is notified of its end."""
         tables = self.tables
         process, place = tables.processes.get(source[1:]), self._place_of(message.actor_id, message.attempt)
         if process is None or not place or (source[1:], message.actor_id) in self._repeating:
@@ -207,7 +204,7 @@ class RemoteActors:
             tables.send_to_node(place, m.RelayedCalls(message.actor_id, message.attempt, rows, process.incarnation, homes))
 
     def _ready_to_travel(self, process: ProcessRecord, message: m.Call) -> m.Rows:
-        """The rows of calls that another node can run. The others fail."""
+        """Rows that another node can run. The others fail."""
         may = self.actors.references.may_travel
         rows: list[m.Row] = []
         for row in message.rows:
@@ -221,12 +218,12 @@ class RemoteActors:
         return tuple(rows)
 
     def _is_private(self, row: m.Row, object_id: bytes) -> bool:
-        """Whether a name in a call is the result of another call that only the caller has: its value is in the row, without refs inside."""
+        """Whether a name stands for a result that only the caller has: the row has the value."""
         names = row[DEPENDENCIES]
         return object_id in names and row[VALUES][names.index(object_id)] is not None and self.tables.find(object_id) is None
 
     def _without_refs(self, row: m.Row) -> m.Row:
-        """A call without the values that may have refs inside: the actor's node fetches these, with the homes of the refs."""
+        """A call without values that may contain refs: the actor's node fetches these, with homes."""
         if len(row) == 3 or not row[DEPENDENCIES]:
             return row
         found = [self.tables.find(each) for each in row[DEPENDENCIES]]
@@ -237,7 +234,7 @@ class RemoteActors:
         return (*row[:VALUES], values, *row[VALUES + 1 :])
 
     def _place_of(self, actor_id: bytes, attempt: int | None = None) -> bytes:
-        """The other node on which an actor lives; empty if it lives on none, or if that is not the given life."""
+        """The other node where an actor lives; empty if none, or if ``attempt`` is another life."""
         record, actor = self.records.get(actor_id), self.tables.actors.get(actor_id)
         if record is not None:
             lives, life, place = record.state == ALIVE, record.attempt, record.node
@@ -254,7 +251,7 @@ class RemoteActors:
             self.tables.send_to_node(place, m.RelayedReceipt(*message, source[1:]))
 
     def on_stop_relayed(self, now: float, source: Address, message: m.StopRelayed) -> None:
-        """Stop a call: of a process here, on the actor's node; of another node's process, here."""
+        """Stop a call: of a process here on the actor's node, or of another node's process here."""
         place = self._place_of(message.actor_id)
         if source[1:] in self.tables.nodes:
             self.callers.stop(source, message)
@@ -262,7 +259,7 @@ class RemoteActors:
             self.tables.send_to_node(place, message)
 
     def on_kill_actor(self, now: float, source: Address, message: m.KillActor) -> None:
-        """Handle ``zf.kill``, at the actor's home. A restarted one may not know the actor yet, or where it lives."""
+        """Handle ``zf.kill`` at the actor's home, or once the home is known."""
         self._kill_or_wait(source, message, message.actor_id in self.records or message.actor_id in self.tables.actors)
 
     def _kill_or_wait(self, source: Address, message: m.KillActor, is_known: bool) -> None:
@@ -284,7 +281,7 @@ class RemoteActors:
     # -- what comes back --
 
     def on_calls_ended(self, now: float, source: Address, message: m.CallsEnded) -> None:
-        """Outcomes of calls that processes of this node made of actors on another one."""
+        """Accept outcomes of calls from processes here."""
         node = self.tables.nodes.get(source[1:])
         if node is None:
             self.tables.counts["refused"] += 1
@@ -300,7 +297,7 @@ class RemoteActors:
         self.tables.owe(node, message.number, now + (RECEIPTS_WITHIN if node.receipts else ACKNOWLEDGE_AFTER))
 
     def _take_in(self, node: NodeRecord, message: m.CallsEnded) -> m.Rows:
-        """Record outcomes that concern other processes, too, and pass them on. Return those that somebody waits for."""
+        """Record outcomes that concern other processes, too. Return the wanted ones."""
         rows = tuple(row for row in message.rows if self._is_wanted(row))
         for call_id, _, _, outputs, _ in (row for row in message.rows if row not in rows):
             for index, value in enumerate(outputs):
@@ -312,14 +309,13 @@ class RemoteActors:
         return rows
 
     def _is_wanted(self, row: m.Row) -> bool:
-        """Whether the job of a call goes on."""
         job = self.tables.jobs.get(row[0][:JOB_BYTES])
         return job is not None and not job.ended
 
     # -- ends --
 
     def on_caller_exited(self, exited: CallerExited) -> None:
-        """Notify the nodes of the actors that a process has called."""
+        """Notify the nodes of the actors that an exited process has called."""
         incarnation = exited.incarnation
         self.receipts.caller_exited(incarnation)
         self._repeating = {each for each in self._repeating if each[0] != incarnation}
@@ -333,7 +329,7 @@ class RemoteActors:
             self.tables.send_to_node(node, m.CallerGone(incarnation))
 
     def node_died(self, node: bytes) -> None:
-        """Actors whose home has died are dead."""
+        """Declare actors dead whose home has died."""
         for record in list(self.records.values()):
             record.asked.discard(node)
             if record.home == node or not (record.home or record.asked):

@@ -1,8 +1,8 @@
-"""Calls that processes of other nodes make of actors of this one: to the actors, this node stands for the callers.
+"""Calls from other nodes to actors here: to the actors, this node stands for the callers.
 
-A relayed call reaches its actor as other calls do, with a caller's name that has its node inside. Its outcome always comes through here
-(``CallOutcomes``), and the actor retains it until the caller has received it. Objects that the arguments name are pinned here until the
-outcome leaves, which is sent after all holds (``Borrowing.send_behind``). So the actor's hold is registered before the caller drops a ref.
+A relayed call reaches its actor like any other, with a caller's name that includes the node. Its outcome always passes through here
+(``CallOutcomes``), and the actor retains it until the caller has received it. Objects in the arguments are pinned here until the outcome is
+sent, behind all holds (``Borrowing.send_behind``): so the actor's hold is registered before the caller drops a ref.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from zfabric.protocol.options import option
 
 
 class RemoteCallers:
-    """Passes calls of other nodes to actors of this one, and their outcomes back."""
+    """Passes calls of other nodes to actors here, and outcomes back."""
 
     def __init__(
         self, tables: Tables, references: References, outcomes: Outcomes, borrowing: Borrowing, executions: Executions, streams: Streams
@@ -38,16 +38,16 @@ class RemoteCallers:
         self.executions = executions
         self.streams = streams
         self._pinned: dict[bytes, tuple[bytes, m.Ids]] = {}
-        """What the arguments of relayed calls name that have no outcome yet, by call: (actor, objects)."""
+        """Pinned objects of calls without an outcome, by call: (actor, objects)."""
         self._callers: defaultdict[bytes, set[bytes]] = defaultdict(set)
-        """Callers that may have outcomes retained for them, by node."""
+        """Callers for which outcomes may be retained, by node."""
         self._reporters: dict[tuple[bytes, int], dict[bytes, list[bytes]]] = {}
-        """Calls whose outcomes were sent and not taken in yet: by node and number of the message, the calls of each worker."""
+        """Calls of each worker whose outcomes were sent and not acknowledged, by node and number of the message."""
 
     # -- calls arrive --
 
     def on_relayed_calls(self, now: float, source: Address, message: m.RelayedCalls) -> None:
-        """Pass calls on. If that life of the actor has ended, the caller's node is notified of it, or has been."""
+        """Pass calls on. Calls of an ended life are dropped: the caller is notified of its end."""
         actor = self._actor_of(source, message.actor_id)
         worker = actor.worker if actor is not None else None
         if actor is None or worker is None or worker.process is None or actor.task.attempt != message.attempt:
@@ -65,7 +65,7 @@ class RemoteCallers:
             ahead = option(row[CALL_OPTIONS], "stream")
             if ahead is not None and row[0] not in self.tables.relayed_streams and not self._is_reported(row[0]):
                 self.tables.relayed_streams[row[0]] = RelayedStream(node, message.actor_id, ahead)
-                if daemons_of(self.tables.first_attempt):  # It may have begun: the caller's node is to find out what is missing.
+                if daemons_of(self.tables.first_attempt):  # It may have begun: the caller's node finds out what is missing.
                     self.tables.relayed_yields.append((node, (row[0], 0, self.streams.dropped.pop(row[0], 0), None, ())))
         caller = remote_caller(message.caller, node)
         self._callers[node].add(caller)
@@ -73,11 +73,11 @@ class RemoteCallers:
         self.tables.send(ACTOR + worker.process.incarnation, relayed)
 
     def expect(self, caller: bytes) -> None:
-        """An actor here retains outcomes for a caller of another node: it is to be notified of that one's end."""
+        """Expect the end of a caller for which an actor here retains outcomes."""
         self._callers[node_of_caller(caller)].add(caller)
 
     def _is_reported(self, call_id: bytes) -> bool:
-        """Whether a call that comes again has an outcome on its way."""
+        """Whether a repeated call has an outcome under way."""
         return any(call_id in calls for reporters in self._reporters.values() for calls in reporters.values())
 
     def on_relayed_receipt(self, now: float, source: Address, message: m.RelayedReceipt) -> None:
@@ -88,7 +88,7 @@ class RemoteCallers:
             self.tables.send(ACTOR + worker.process.incarnation, message._replace(caller=caller))
 
     def stop(self, source: Address, message: m.StopRelayed) -> None:
-        """Stop a call of an actor of this node."""
+        """Stop a call of an actor here."""
         worker = self._worker_of(source, message.actor_id)
         if worker is not None:
             self.tables.send_to_control(worker, m.StopCall(message.call_id, message.reason))
@@ -98,7 +98,7 @@ class RemoteCallers:
         return actor.worker if actor is not None else None
 
     def _actor_of(self, source: Address, actor_id: bytes) -> GuestRecord | ActorRecord | None:
-        """An actor that lives on this node."""
+        """An actor that lives here, if the sender is a known node."""
         if source[1:] not in self.tables.nodes:
             self.tables.counts["refused"] += 1
             return None
@@ -108,9 +108,9 @@ class RemoteCallers:
     # -- outcomes leave --
 
     def end_of_turn(self) -> None:
-        """Send the outcomes that actors reported in this turn, and what goes behind them."""
+        """Send this turn's outcomes, and what goes behind them."""
         if self.tables.recovering or self.tables.unsettled is not None:
-            return  # Callers' nodes have yet to register with this restarted scheduler.
+            return  # Callers' nodes have yet to register after a restart.
         tables = self.tables
         ended, tables.relayed_ends = tables.relayed_ends, []
         if len(ended) == 1:
@@ -128,7 +128,6 @@ class RemoteCallers:
                     self.borrowing.send_behind(token, message)
 
     def _send_ends(self, remote: bytes, reports: list[tuple[WorkerRecord, m.Row, m.Ids]]) -> None:
-        """Send the outcomes of one caller's calls."""
         token = node_of_caller(remote)
         node = self.tables.nodes.get(token)
         rows: list[m.Row] = []
@@ -138,7 +137,7 @@ class RemoteCallers:
             call_id, caller, status, outputs, contained = row
             self._ended(call_id)
             job = self.tables.jobs.get(call_id[:JOB_BYTES])
-            is_unknown = tuple in map(type, outputs)  # No such node was known as it came.
+            is_unknown = tuple in map(type, outputs)  # No such node was known on arrival.
             if node is None or is_unknown or (job is not None and job.ended):
                 self.tables.end_due = True
                 self._drop(worker, token, call_id, outputs)
@@ -154,7 +153,7 @@ class RemoteCallers:
             self.executions.report(node, m.CallsEnded(node.next_end, tuple(rows), homes), named, held)
 
     def _ended(self, call_id: bytes) -> None:
-        """Release what was retained for a call without an outcome."""
+        """Release what is retained for a call without an outcome."""
         if call_id in self._pinned:
             self.tables.end_due = True
             self.references.unpin(self._pinned.pop(call_id)[1])
@@ -162,41 +161,40 @@ class RemoteCallers:
         self.streams.dropped.pop(call_id, None)
 
     def _drop(self, worker: WorkerRecord, node: bytes, call_id: bytes, outputs: m.Row) -> None:
-        """Drop an outcome that nobody waits for."""
         for index, value in enumerate(outputs):
             self.outcomes.drop_copy(worker, call_value(call_id, index), value)
         self.references.release([call_value(call_id, index) for index, _ in enumerate(outputs)], node)
         self._confirm(worker, (call_id,))
 
     def on_end_received(self, received: CallsEndReceived) -> None:
-        """Confirm outcomes to their actors: the callers' node has taken them in, or is dead."""
+        """Confirm outcomes to their actors: the callers have them, or are dead."""
         for token, calls in self._reporters.pop(received, {}).items():
             worker = self.tables.workers.get(token)
             if worker is not None:
                 self._confirm(worker, tuple(calls))
 
     def _confirm(self, worker: WorkerRecord, call_ids: m.Ids) -> None:
-        """Have a worker release outcomes: not by its control thread, since calls that are repeated to it must not come later."""
+        """Have a worker release outcomes, in order with repeated calls and so not by its control thread."""
         if worker.process is not None:
             self.tables.send(WORKER + worker.process.incarnation, m.OutcomesRecorded(call_ids))
 
     # -- ends --
 
     def on_life_ended(self, ended: ActorLifeEnded) -> None:
-        """Unpin what calls named that have no outcome: the callers retain it, and repeat or fail the calls."""
+        """Unpin the arguments of open calls of an ended life: the callers repeat or fail the calls."""
         for call_id in [each for each, (actor_id, _) in self._pinned.items() if actor_id == ended.actor_id]:
             self.references.unpin(self._pinned.pop(call_id)[1])
         for call_id in [each for each, stream in self.tables.relayed_streams.items() if stream.actor == ended.actor_id]:
             del self.tables.relayed_streams[call_id]
 
     def on_caller_gone(self, now: float, source: Address, message: m.CallerGone) -> None:
-        """A process of another node has exited, which may have called actors here."""
+        """Notify actors of the exit of a caller."""
         caller = remote_caller(message.incarnation, source[1:])
         self._callers[source[1:]].discard(caller)
         self._notify(caller)
 
     def node_died(self, node: bytes) -> None:
-        """All callers of a node are dead."""
+        """Notify actors of the end of a dead node's callers."""
         for caller in sorted(self._callers.pop(node, ())):
             self._notify(caller)
         for call_id in [each for each, stream in self.tables.relayed_streams.items() if stream.home == node]:
@@ -211,7 +209,7 @@ class RemoteCallers:
 
 
 def names_of(row: m.Row) -> m.Ids:
-    """Objects that the row of a call names: dependencies, and refs inside its arguments."""
+    """Objects that a call's row names: dependencies, and refs inside its arguments."""
     if len(row) == 3:
         return ()
     dependencies: m.Ids = row[DEPENDENCIES]

@@ -1,13 +1,9 @@
-"""Streams that are made on another node than their home: the values go to the home, which allows the next ones.
+"""Streams made on another node than their home: the home serves the readers.
 
-The home of a stream serves its readers wherever the values are made. It accepts them as it does those of its own workers: in order, each
-once, over all attempts. It passes on what readers request to the node that makes the stream. Between the nodes values travel as the ends of
-attempts do (``Ended``): numbered, retained and pinned until the home has accepted them, after every hold of this node. So the end of a
-stream comes after its values.
-
-If the daemon of the home is restarted, values that nobody had fetched are lost there. They are among the last ones that were yielded, as
-many as may be ahead of the reader, and are repeated. If the daemon of the node that makes the stream is restarted, the worker repeats them
-to it, as on one node.
+The home accepts values as from its own workers, in order and each once over all attempts, and passes on to the maker's node how far it may
+go (``AllowYields``). Values are sent as ends of attempts are: numbered, retained and pinned until acknowledged, behind every hold, so that
+the end of a stream follows its values. After a restart of the home's daemon, the last values, as many as may be ahead of the reader, are
+repeated; after a restart of the maker's daemon the worker repeats them.
 """
 
 from __future__ import annotations
@@ -28,18 +24,18 @@ from zfabric.protocol.ids import WORKER, Address
 
 
 class _LastRows:
-    """The last rows of a stream, as they were sent. The refs inside are pinned."""
+    """The last rows sent of a stream. The refs inside are pinned."""
 
     def __init__(self, home: bytes, ahead: int) -> None:
         self.home = home
         self.rows: deque[m.Row] = deque(maxlen=ahead + 1)
         """As many values as may be ahead of the reader, and the row that counts them."""
         self.has_ended = False
-        """Whether the end was reported, which the home has not acknowledged."""
+        """Whether an end was reported that is not acknowledged."""
 
 
 class RemoteStreams:
-    """Sends values of streams to their homes, and takes in those that other nodes yield for this one."""
+    """Sends values of streams to their homes, and accepts those for this home."""
 
     def __init__(
         self,
@@ -57,12 +53,12 @@ class RemoteStreams:
         self.borrowing = borrowing
         self.executions = executions
         self.last: dict[bytes, _LastRows] = {}
-        """The last rows of each stream that is made here for another node, until that has acknowledged the end."""
+        """Last rows of each stream made here for another node, until the end is acknowledged."""
 
     # -- where they are made --
 
     def end_of_turn(self) -> None:
-        """Send the values that were yielded in this turn. A restarted scheduler must know the homes of the refs inside."""
+        """Send this turn's values. The homes of the refs inside must be known."""
         if self.references.paused:
             return
         yielded, self.tables.relayed_yields = self.tables.relayed_yields, []
@@ -77,7 +73,7 @@ class RemoteStreams:
             self._forget_orphans()
 
     def _forget_orphans(self) -> None:
-        """Forget streams whose home waits for them no longer, or that broke off with their process: their home is notified otherwise."""
+        """Drop streams whose home is gone, or that broke off with their process."""
         tables = self.tables
         for identifier in (*(each[0].id for each in tables.delegated_ends), *(row[0] for _, row, _ in tables.relayed_ends)):
             if identifier in self.last:
@@ -89,7 +85,7 @@ class RemoteStreams:
                 self._forget(identifier)
 
     def on_ends_received(self, now: float, source: Address, message: m.EndsReceived) -> None:
-        """A home has taken in reports. The values of streams that have ended are its own from then on."""
+        """Drop the streams whose ends are acknowledged."""
         received = self.executions.on_ends_received(now, source, message)
         for report in received if self.last else ():
             if isinstance(report, m.Ended | m.CallsEnded):
@@ -126,16 +122,16 @@ class RemoteStreams:
         last.has_ended = False
 
     def repeat(self, home: NodeRecord) -> None:
-        """Have the last values of each stream repeated to a home whose daemon is new, before all that was not acknowledged."""
+        """Repeat each stream's last values to a home's new daemon, before everything unacknowledged."""
         rows = tuple(row for last in self.last.values() if last.home == home.token for row in last.rows)
         number = (home.unreceived[0].number if home.unreceived else home.next_end) - 1
-        if rows and number:  # It is free again, since it was acknowledged. If none was, nothing is missing.
+        if rows and number:  # This number was acknowledged and is free. If none was, nothing is missing.
             home.pinned[number] = named = tuple(each for row in rows for each in row[4])
             self.references.pin(named)
             home.unreceived.appendleft(m.RelayedYields(number, rows, self.tables.homes_of(named)))
 
     def on_allow_yields(self, now: float, source: Address, message: m.AllowYields) -> None:
-        """Pass on how far a stream may go. One that has not begun is allowed more after its first value."""
+        """Pass on how far a stream may go. A stream that has not begun is allowed more after its first value."""
         task, call = self.tables.tasks.get(message.task_id), self.tables.relayed_streams.get(message.task_id)
         maker = task if call is None else self.tables.guests.get(call.actor) or self.tables.actors.get(call.actor)
         worker = maker.worker if maker is not None else None
@@ -143,14 +139,13 @@ class RemoteStreams:
             self.tables.send(WORKER + worker.process.incarnation, message)
 
     def _home_of(self, identifier: bytes) -> bytes:
-        """The home of a stream that is made here for another node, by its task or call."""
         task, call = self.tables.tasks.get(identifier), self.tables.relayed_streams.get(identifier)
         return call.home if call is not None else task.submitter if task is not None and task.function.delegated else b""
 
     # -- at home --
 
     def on_relayed_yields(self, now: float, source: Address, message: m.RelayedYields) -> None:
-        """Another node has yielded values of streams of this one."""
+        """Accept values of this home's streams."""
         node = self.tables.nodes.get(source[1:])
         if node is None:
             self.tables.counts["refused"] += 1

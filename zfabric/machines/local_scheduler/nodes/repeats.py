@@ -1,12 +1,12 @@
-"""What two nodes repeat to each other when the daemon of one of them is new.
+"""What two nodes repeat to each other when the daemon of either is new.
 
-A restarted daemon has lost its state of other nodes, and the link to it begins anew on both sides. What was sent before is void. Each side
-registers with the other (``RegisterNode``), repeats what concerns the other, and sends ``Ready``:
+A restarted daemon has lost its state of other nodes, and the link begins anew: earlier messages are void. Each side registers
+(``RegisterNode``), repeats what concerns the other, and sends ``Ready``:
 
-- a borrower, its holds;
-- an executor, the attempts that it has, and ends that are not acknowledged;
-- a home, the values that the other retains for it;
-- a node, the values that it retains for the other.
+- a borrower: its holds;
+- an executor: its attempts, and unacknowledged ends;
+- a home: its values that the other retains;
+- any node: values that it retains for the other.
 
 Attempts that are not repeated are lost, and holds that are not repeated are released.
 """
@@ -43,7 +43,7 @@ from zfabric.protocol.ids import JOB_BYTES, Address, call_value, node_of_caller
 
 
 class Repeats:
-    """Sends what this node has of another one's, and takes in what others repeat."""
+    """Repeats to other nodes, and accepts what they repeat."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Repeats:
     # -- what this node repeats --
 
     def begin_anew(self, node: NodeRecord) -> None:
-        """Forget what was under way to and from the former daemon of a node."""
+        """Drop what is under way to and from a node's former daemon."""
         node.functions.clear()
         node.reported.clear()
         node.repeated.clear()
@@ -139,7 +139,7 @@ class Repeats:
         self.jobs.node_joined(token)
 
     def _send_retained(self, home: bytes, records: Iterable[AnyObject | None]) -> None:
-        """Send a home the sizes of its values among these that this node retains for it."""
+        """Send a home the sizes of its values, among these, that this node retains."""
         retained = tuple(
             (each.id, each.value.size, each.contained)
             for each in records
@@ -149,7 +149,7 @@ class Repeats:
             self.tables.send_to_node(home, m.RetainedValues(rows, self._homes(rows)))
 
     def _name_jobs(self, token: bytes) -> None:
-        """Send a node the jobs of which this one borrows its objects: its daemon may have died before it wrote them."""
+        """Send a node the jobs of the objects borrowed from it, which its daemon may not have written."""
         objects = (
             each for each in self.tables.objects.values() if isinstance(each, BorrowedRecord) and each.borrowed and each.home == token
         )
@@ -159,7 +159,7 @@ class Repeats:
                 self.tables.send_to_node(token, m.Delegate(about, (), (), (), (), (), self.tables.first_attempt))
 
     def _in_outcomes(self, home: bytes, unreceived: Iterable[m.Message]) -> set[bytes]:
-        """Values in outcomes of calls that a home has not acknowledged: it may receive these values only with the outcomes."""
+        """Values in unacknowledged outcomes of calls: they must arrive with the outcomes."""
         rows = [row for message in unreceived if isinstance(message, m.CallsEnded) for row in message.rows]
         rows += [row for _, row, _ in self.tables.relayed_ends if node_of_caller(row[1]) == home]
         return {call_value(row[0], index) for row in rows for index, _ in enumerate(row[3])}
@@ -170,21 +170,21 @@ class Repeats:
     # -- what others repeat --
 
     def on_running_delegated(self, now: float, source: Address, message: m.RunningDelegated) -> None:
-        """An executor has these attempts."""
+        """Note an executor's attempts."""
         self.tables.nodes[source[1:]].reported.update(message.rows)
 
     def on_borrow(self, now: float, source: Address, message: m.Borrow) -> None:
-        """Another node has refs to objects of this one."""
+        """Register a node as a holder, and note what it repeats."""
         node = self.tables.nodes[source[1:]]
         self.peer_recovery.restore(message, node.token)
         if node.process is not None and not node.process.ready:
             node.repeated.update(message.object_ids)
-        if not message.certain:  # It looks for the home of results, say, that are its own: their outcomes come later than the answer.
+        if not message.certain:  # It searches for a home, perhaps its own: outcomes come later than the answer.
             self._send_retained(node.token, map(self.tables.find, message.object_ids))
         self.borrowing.on_borrow(now, source, message)
 
     def on_claim_values(self, now: float, source: Address, message: m.ClaimValues) -> None:
-        """A home has values here."""
+        """Retain values for their home, or report them lost."""
         home = source[1:]
         for object_id, contained in message.rows:
             record = self.tables.find(object_id)
@@ -207,11 +207,11 @@ class Repeats:
         self.outcomes.announce(record)
 
     def on_retained_values(self, now: float, source: Address, message: m.RetainedValues) -> None:
-        """A node retains values for this one."""
+        """Accept what a node retains for this one."""
         self.peer_recovery.take_retained(source[1:], message)
 
     def node_ready(self, node: NodeRecord, now: float) -> None:
-        """A node has repeated everything: what it has not repeated is over."""
+        """End attempts and holds that a registered node has not repeated."""
         cause = "its process ended before the daemon of its node was restarted, or meanwhile"
         missing = [task for task in node.inflight.values() if node.reported.get(task.id) != task.attempt]
         self.actors.returning_lost(node, missing, cause)
@@ -227,7 +227,7 @@ class Repeats:
         ended = [each for each in node.actors if node.reported.get(each) != self.tables.actors[each].task.attempt]
         self.actors.node_lost(node, ended, cause)
         for record in self.tables.values():
-            # A value that is here, and whose home is not known yet, may be retained for that node: what it made here has yet to be sent.
+            # A value of unknown home may be retained for that node, which has yet to receive its outcome.
             may_be_over = not record.home or (record.home == NO_HOME and record.status == PENDING)
             if may_be_over and record.object_id not in node.repeated and node.token in holders_of(record):
                 drop_holder(record, node.token)

@@ -1,7 +1,7 @@
-"""Nodes that others have named to this one and that its table lacks: they are dead, or a table with them is on its way.
+"""Nodes that others name and this node's table lacks: dead, or in a table under way.
 
-A table takes its own way to each node, so a ref may arrive before the table with its home. Whoever sent the ref had that table from the
-head. So once the head has answered a question, every table with the node has arrived here, and a node that is still missing is dead.
+A ref may arrive before the table with its home. Its sender had that table from the head; so once the head has answered a question, every
+table with the node has arrived, and a node that is still missing is dead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from zfabric.machines.local_scheduler.transitions import NodeFoundDead
 from zfabric.protocol import messages as m
 
 DEAD_MAX = 4096
-"""Dead nodes that are remembered, so that the head is not asked again: as many as a cluster has nodes."""
+"""Dead nodes that are remembered: as many as a cluster has nodes."""
 
 
 class UnknownNodes:
@@ -26,7 +26,7 @@ class UnknownNodes:
         self._waiting: defaultdict[bytes, list[m.Message]] = defaultdict(list)
 
     def send(self, node: bytes, message: m.Message) -> None:
-        """Send a message to a node, as soon as that is known. One for a dead node is dropped."""
+        """Send a message to a node once it is known; drop it if the node is dead."""
         if node in self.tables.nodes:
             self.tables.send_to_node(node, message)
         elif node not in self.tables.dead:
@@ -39,19 +39,18 @@ class UnknownNodes:
         return node in self.tables.dead
 
     def joined(self, node: bytes) -> None:
-        """Send what has waited for a node that is in the table now."""
+        """Send what waited for a node."""
         for message in self._waiting.pop(node, ()):
             self.tables.send_to_node(node, message)
 
     def mark_dead(self, node: bytes) -> None:
-        """Remember that a node is dead, and drop what has waited for it."""
+        """Record that a node is dead, and drop what waited for it."""
         self._waiting.pop(node, None)
         self.tables.dead.setdefault(node, False)
         if len(self.tables.dead) > DEAD_MAX:
             del self.tables.dead[next(iter(self.tables.dead))]
 
     def _answered(self, now: float, node: bytes, answer: m.Found) -> None:
-        """The head has answered whether a node is a member."""
         if node in self._waiting and not answer.rows:
-            self.tables.dead[node] = True  # Nobody reports to this node on one that it never knew.
+            self.tables.dead[node] = True  # Nobody reports on it to this node, which never knew it.
             self.tables.transitions.append(NodeFoundDead(node))

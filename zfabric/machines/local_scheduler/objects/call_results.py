@@ -1,7 +1,4 @@
-"""Results of actors' calls that concern processes besides the caller: it has passed a ref on before the result came, or refs are inside.
-
-All other results go from process to process, without a record in the scheduler.
-"""
+"""Results of calls that concern other processes: a ref was passed on early, or refs are inside. All others pass from process to process."""
 
 from __future__ import annotations
 
@@ -21,13 +18,12 @@ from zfabric.protocol.inside import refs_in
 from zfabric.protocol.messages import OK
 
 CONFIRM_DELAY = 0.005
-"""Seconds after which a recorded outcome is confirmed to its actor, with those recorded meanwhile. Only an actor that ends waits for it."""
+"""Seconds after which recorded outcomes are confirmed together; only an actor that ends waits for it."""
 _ONE_SMALL = (bytes,)
-"""The types of an outcome's values, if it is one small value."""
 
 
 class CallResults:
-    """The results of calls that this node's scheduler records."""
+    """Results of calls recorded by this scheduler."""
 
     def __init__(self, tables: Tables, requests: PendingRequests, outcomes: Outcomes, streams: Streams) -> None:
         self.tables = tables
@@ -35,17 +31,15 @@ class CallResults:
         self.outcomes = outcomes
         self.streams = streams
         self.confirm_at: float | None = None
-        """When the outcomes recorded meanwhile are confirmed to their actors."""
         self._unconfirmed: dict[bytes, list[bytes]] = {}
-        """The calls of these outcomes, by the worker's token."""
 
     def on_expect_results(self, now: float, source: Address, message: m.ExpectResults) -> None:
         """Record promised results: refs to them were passed on before they exist."""
         process = self.tables.processes.get(source[1:])
-        self.expect(source, message, process is not None and process.ready)  # While a process registers, only its ``Hold`` messages count.
+        self.expect(source, message, process is not None and process.ready)  # While a process registers, only ``Hold`` makes it a holder.
 
     def expect(self, source: Address, message: m.ExpectResults, holds: bool) -> None:
-        """Record promised results; see ``on_expect_results``. ``holds``: whether the sender has refs to all of them."""
+        """The same; ``holds`` says whether the sender has refs to all of them."""
         process = self.tables.processes.get(source[1:])
         for identifier, actor_id, *ahead in message.rows if process is not None else ():
             if ahead:
@@ -59,7 +53,7 @@ class CallResults:
                 self.tables.promises.add(identifier, source[1:], actor_id)
 
     def on_call_outcomes(self, now: float, source: Address, message: m.CallOutcomes) -> None:
-        """Record outcomes of calls that concern other processes, and send them to the callers."""
+        """Record outcomes that concern other processes, and send them to the callers."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
         if worker is None:
@@ -90,10 +84,9 @@ class CallResults:
                 self.requests.ask_store("nothing", (), then=self._taken_over, about=recorded)
 
     def _relay(self, worker: WorkerRecord, row: m.Row) -> None:
-        """Have an outcome sent to another node at the end of the turn. The actor may release at once what the outcome names.
+        """Queue an outcome for another node. What it names is pinned until it is confirmed, as the actor may release it.
 
-        Large values are retained at once: a restarted scheduler sends outcomes later, and drops what it finds that nobody retains. They
-        are pinned, too: until the outcome is confirmed to the actor, that repeats their places to each restarted daemon.
+        Large values are retained at once: a restarted scheduler sends outcomes later, and drops found values that nobody retains.
         """
         if is_plain_outcome(row) and row[0] not in self.tables.relayed_streams:
             self.tables.relayed_ends.append((worker, row, ()))
@@ -118,7 +111,7 @@ class CallResults:
         return call_id, caller, status, outputs, contained
 
     def take(self, worker: WorkerRecord, rows: m.Rows) -> None:
-        """Record outcomes of calls that processes of this node made, and send them to the callers. ``worker`` is where the actor lives."""
+        """Record outcomes of this node's callers, and send them. ``worker`` is the actor's."""
         returned: list[m.Row] = []
         for call_id, caller, status, outputs, contained in rows:
             values = tuple(
@@ -133,7 +126,7 @@ class CallResults:
         self.pass_on(returned)
 
     def pass_on(self, rows: Iterable[m.Row]) -> None:
-        """Send outcomes to the callers."""
+        """Send outcomes to their callers."""
         by_caller: dict[bytes, list[m.Row]] = {}
         for call_id, caller, status, outputs, _ in rows:
             by_caller.setdefault(caller, []).append((call_id, status, outputs))
@@ -152,7 +145,7 @@ class CallResults:
                 self.tables.send_to_control(worker, m.OutcomesRecorded(tuple(call_ids)))
 
     def _take_value(self, worker: WorkerRecord, caller: bytes, identifier: bytes, status: int, value: Any, refs: tuple[bytes, ...]) -> Any:
-        """Record a value that other processes need. Return what the caller receives in its place."""
+        """Record a value that others need. Return what the caller receives instead."""
         if status != OK:
             self._retain(caller, identifier, status, value)
             return value
@@ -172,7 +165,7 @@ class CallResults:
         self.outcomes.announce(found)
         if found.holders is None:
             self.tables.spare.append(found)
-        # The caller would ask for a value of such a size now, or soon. But what it has a pin on is not spilled while there is little room.
+        # The caller would request it soon. But its pin would prevent a spill while room is short.
         is_small = type(value) is tuple and value[1] <= self.tables.config.copied_bytes and self.tables.store_room is None
         if not is_small or caller not in self.tables.processes:
             return None
@@ -180,7 +173,7 @@ class CallResults:
         return value
 
     def _retain(self, caller: bytes, identifier: bytes, status: int, payload: bytes) -> None:
-        """Retain the refs inside a call's error until the caller, which is about to receive it, releases the result."""
+        """Retain the refs inside a call's error until its caller releases the result."""
         if not refs_in(payload) or caller not in self.tables.processes:
             return
         found = self.tables.find(identifier)
@@ -193,7 +186,7 @@ class CallResults:
 
 
 def is_plain_outcome(row: m.Row) -> bool:
-    """Whether an outcome is one small value without refs, which concerns nobody but the caller."""
+    """Whether an outcome is one small value without refs."""
     return row[2] == OK and not any(row[4]) and tuple(map(type, row[3])) == _ONE_SMALL
 
 

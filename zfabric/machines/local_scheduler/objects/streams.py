@@ -1,15 +1,12 @@
-"""Streams: tasks whose values are consumed one by one while they run.
+"""Streams: tasks whose values are consumed while they run.
 
-A streaming task is a task with one value, which stands for the end of the stream: whoever holds a ref to it may read the stream. The i-th
-value that it yields is the object (task, i + 1), which may be held and fetched *before it exists*. Consumers do nothing else, and their
-requests are the flow control, too: a task may yield up to the last index requested, and waits there (``AllowYields``). The index also gives
-the order. A retry yields values of the same names, and a value that was accepted once is not accepted again.
+A streaming task has one value, the *end* of its stream; a ref to the end is the right to read. Value i is the object (task, i + 1), which
+may be held and fetched *before it exists*. Requests are also the flow control: a task may yield up to the last requested index, and waits
+there (``AllowYields``). A retry yields the same names, and a value is accepted once. For an actor's method, the caller announces the end
+(``ExpectResults``), and the actor sends the outcome of the call to the scheduler, too (``CallOutcomes``).
 
-A method of an actor makes a stream in the same way. Its caller announces the stream's end (``ExpectResults``). After the values the actor
-sends the outcome of the call to the scheduler, as well as to its caller (``CallOutcomes``).
-
-A value that no process has held yet is retained by the stream, and released with it. If a task fails, its failure is the last value of its
-stream. Requests beyond the end receive the failure ``StreamEnded``.
+The stream retains values that no process has held, and releases them with itself. A failure becomes the last value. Requests beyond the end
+receive ``StreamEnded``.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ from zfabric.protocol.messages import FAILED, OK
 
 
 class Streams:
-    """All streams of this node."""
+    """All streams of this home."""
 
     def __init__(self, tables: Tables, references: References, outcomes: Outcomes, rebuilding: Rebuilding) -> None:
         self.tables = tables
@@ -51,21 +48,20 @@ class Streams:
         self.rebuilding = rebuilding
         self.records = tables.streams
         self.dropped: dict[bytes, int] = {}
-        """Calls of actors whose values were dropped, since this restarted scheduler did not know yet for which node they are, and how many
-        values they had yielded."""
+        """Calls whose values were dropped after a restart, before their home was known, with the number of values."""
 
     @property
     def any_here(self) -> bool:
-        """Whether the end of a call may be the end of a stream."""
+        """Whether the end of a call may end a stream."""
         return bool(self.tables.streams or self.dropped)
 
     def begin(self, task: TaskRecord) -> None:
-        """Make the record of a stream whose row was submitted."""
+        """Make the record of a submitted stream."""
         self.records[task.id] = StreamRecord(task, task.option("stream") or self.tables.config.stream_buffered, b"")
-        task.facts()  # It is not plain: its id begins the ids of values that are freed before it is.
+        task.facts()  # So that it is not plain: its values' ids begin with its id.
 
     def begin_call(self, identifier: bytes, actor_id: bytes, ahead: int) -> None:
-        """Make the record of a stream of an actor, whose caller expects it. ``identifier`` is the id of its end."""
+        """Make the record of an actor's stream; ``identifier`` is its end."""
         call_id = identifier[:TASK_BYTES]
         owner = self.tables.objects.get(identifier)
         if owner is None:
@@ -76,7 +72,7 @@ class Streams:
     # -- the consumer --
 
     def claim(self, object_ids: Iterable[bytes]) -> None:
-        """Handle a process's holds of values of streams: the streams release those values, and may go on as far as was requested."""
+        """Handle a process's holds of values: streams release them, and may go on to the last one."""
         touched: dict[StreamRecord, None] = {}
         expected: dict[StreamRecord, None] = {}
         for identifier in object_ids:
@@ -97,7 +93,7 @@ class Streams:
             self._rebuild(stream)
 
     def _rebuild(self, stream: StreamRecord) -> None:
-        """Run a task again of which values are missing that went with an earlier daemon."""
+        """Run a task again for values that were lost with an earlier daemon."""
         task = stream.owner
         if not isinstance(task, TaskRecord) or not stream.pending:
             return
@@ -107,10 +103,7 @@ class Streams:
             self.rebuilding.make_available(task, "values of its stream went with the node's daemon")
 
     def _cut(self, stream: StreamRecord, task: TaskRecord) -> None:
-        """If a task runs, and has yielded values that are wanted and lost, have it end early and run again.
-
-        It may wait for the reader of such a value, so nobody waits for its end.
-        """
+        """End a running task early, to run again, if a wanted value is lost: the task may be waiting for its reader."""
         if task.state != ASSIGNED or stream.reached[0] != task.attempt or stream.reached[1] <= min(stream.pending):
             return
         if not self.tables.runs_once(task):
@@ -122,7 +115,7 @@ class Streams:
             self.outcomes.settle_value(stream.pending.pop(index), FAILED, pack_failure("ObjectLostError", text))
 
     def on_wanted(self, wanted: StreamWanted) -> None:
-        """Run the task of a stream again for lost values."""
+        """Run a stream's task again for lost values."""
         stream, task = wanted.stream, wanted.stream.owner
         if not isinstance(task, TaskRecord) or not stream.pending:
             return
@@ -140,7 +133,7 @@ class Streams:
             self._allow(stream)
 
     def _expect(self, stream: StreamRecord, index: int, identifier: bytes) -> None:
-        """Make the record of a requested value that does not exist: pending, dropped, or beyond the end."""
+        """Make the record of a requested value: pending, dropped, or beyond the end."""
         record = self.tables.value_of(stream, identifier)
         if stream.end is not None and index >= stream.end:
             self._end_at(record, stream)
@@ -167,7 +160,7 @@ class Streams:
     # -- the producer --
 
     def on_yielded(self, now: float, source: Address, message: m.Yielded) -> None:
-        """Accept values of streams."""
+        """Accept yielded values."""
         worker = self.tables.worker_of(source)
         if worker is None:
             self.tables.counts["refused"] += 1
@@ -175,7 +168,7 @@ class Streams:
             self.take(worker, message.rows)
 
     def take(self, worker: WorkerRecord, rows: m.Rows) -> None:
-        """Accept rows of ``Yielded`` from a worker, or from the node that runs the tasks."""
+        """Accept rows of ``Yielded`` from a worker or node."""
         touched: dict[StreamRecord, None] = {}
         for task_id, attempt, index, value, contained in rows:
             stream = self.records.get(task_id)
@@ -190,26 +183,26 @@ class Streams:
             elif index > stream.count and worker.remote and stream.actor:
                 self._lose(stream)
                 self.outcomes.drop_copy(worker, object_id(task_id, index + 1), value)
-                stream.allowed = None  # Its daemon is new. If it was told to close the stream before it had the call again, that is lost.
+                stream.allowed = None  # Its daemon is new, and an earlier close may be lost.
                 touched[stream] = None
             elif value is None:
                 stream.reached = (attempt, index)
                 if stream.cut is None or stream.cut != attempt:
                     self._declare(stream, index)
-                if worker.remote and stream.actor:  # Its daemon may be new, and nothing was allowed since.
+                if worker.remote and stream.actor:  # Its daemon may be new, without word of how far it may go.
                     stream.allowed = None
                     touched[stream] = None
             else:
                 stream.reached = (attempt, index + 1)
                 if index == 0:
-                    stream.allowed = None  # The stream begins (again): its maker has received no ``AllowYields``.
+                    stream.allowed = None  # The stream begins (again): its maker has had no ``AllowYields``.
                 self._accept(worker, stream, index, value, contained)
                 touched[stream] = None
         for stream in touched:
             self._allow(stream)
 
     def _declare(self, stream: StreamRecord, count: int) -> None:
-        """An attempt has yielded all its values. Those that an earlier one had yielded beyond cannot be waited for."""
+        """Record an attempt's number of values. Values of earlier attempts beyond it are lost."""
         stream.declared = count
         if stream.actor or self.tables.recovering or self.tables.unsettled is not None:
             return
@@ -228,7 +221,7 @@ class Streams:
         if record is None or record.status != PENDING:
             if value is not True:
                 self.outcomes.drop_copy(worker, identifier, value)
-        elif value is True:  # An earlier daemon had released it, and it is wanted again. A task yields it again (``recovered``).
+        elif value is True:  # An earlier daemon had released it, and it is wanted again (``recovered``).
             if stream.actor:
                 stream.pending.pop(index, None)
                 self._drop(record, stream, index)
@@ -246,13 +239,13 @@ class Streams:
             self.tables.spare.append(record)
 
     def _relay(self, worker: WorkerRecord, home: bytes, row: m.Row) -> None:
-        """Have a value sent to another node at the end of the turn. This node retains a large one for it."""
+        """Queue a value for its home; a large one is retained here."""
         task_id, attempt, index, value, contained = row
         identifier = object_id(task_id, index + 1)
         if value is True:
             record = self.tables.find(identifier)
             if record is None or type(record.value) is not Stored:
-                return  # An earlier daemon knew its place, and it is not there: its home has released it.
+                return  # Its home has released it.
             value = record.value.size
         else:
             value = self.outcomes.retain_for_home(identifier, home, worker, value, contained)
@@ -271,7 +264,6 @@ class Streams:
         return task.submitter
 
     def _worker_of(self, stream: StreamRecord) -> WorkerRecord | None:
-        """The worker that makes a stream now."""
         if not stream.actor:
             return stream.owner.task.worker if stream.owner.task is not None else None
         lives = self.tables.guests.get(stream.actor) or self.tables.actors.get(stream.actor)
@@ -281,7 +273,7 @@ class Streams:
         return self.tables.nodes.get(remote.node) if remote is not None else None
 
     def _is_maker(self, worker: WorkerRecord, stream: StreamRecord) -> bool:
-        """Whether a worker makes a stream. A restarted scheduler may receive values before it knows on which node an actor is."""
+        """Whether a worker makes a stream; an actor's node may be unknown after a restart."""
         maker = self._worker_of(stream)
         return worker is maker or (maker is None and worker.remote and stream.actor != b"")
 
@@ -289,10 +281,7 @@ class Streams:
         return stream.actor != b"" or (stream.owner.task is not None and stream.owner.task.attempt == attempt)
 
     def _allow(self, stream: StreamRecord) -> None:
-        """Notify the maker of a stream how far it may go, if that has changed.
-
-        One that has not begun is notified after its first value.
-        """
+        """Notify a stream's maker how far it may go, if that has changed. Before its first value it is not notified."""
         worker = self._worker_of(stream)
         if worker is None or worker.process is None:
             return
@@ -304,14 +293,14 @@ class Streams:
             self.tables.send(to + worker.process.incarnation, m.AllowYields(stream.owner.object_id[:TASK_BYTES], upto))
 
     def repeat(self, worker: WorkerRecord) -> None:
-        """Notify a node that makes streams, whose daemon is new, how far they may go."""
+        """Notify a node with a new daemon how far its streams may go."""
         for stream in self.records.values():
             if self._worker_of(stream) is worker:
                 stream.allowed = None
                 self._allow(stream)
 
     def found_actor(self, actor_id: bytes) -> None:
-        """Notify an actor of another node, whose location is known again, how far its streams may go."""
+        """Notify an actor whose location is known again how far its streams may go."""
         for stream in self.records.values():
             if stream.actor == actor_id:
                 stream.allowed = None
@@ -320,11 +309,11 @@ class Streams:
     # -- the end --
 
     def on_maker_ended(self, ended: StreamMakerEnded) -> None:
-        """End the stream of a task that has its outcome, or of a call of which values cannot be read. A failure becomes the last value."""
+        """End the stream of a task with an outcome, or of a call with unreadable values."""
         self._end(self.records.get(ended.task_id), ended.status, ended.payload)
 
     def call_ended(self, call_id: bytes, status: int, payload: Any) -> None:
-        """End the stream of a call that has its outcome."""
+        """End the stream of a call with an outcome."""
         self.dropped.pop(call_id, None)
         self._end(self.records.get(call_id), status, payload)
 
@@ -337,7 +326,7 @@ class Streams:
             for index in sorted(each for each in stream.pending if stream.end is None or each < stream.end):
                 self.outcomes.settle_value(stream.pending.pop(index), status, payload if type(payload) is bytes else b"")
         elif stream.end is None and status != OK:
-            stream.count = min((stream.count, *stream.pending))  # A reader sees it at the first value that went with an earlier daemon.
+            stream.count = min((stream.count, *stream.pending))  # A reader sees it at the first lost value.
             identifier = stream.value(stream.count)
             record = stream.pending.pop(stream.count, None)
             if record is None:
@@ -353,13 +342,13 @@ class Streams:
             self._end_at(record, stream)
 
     def _lose(self, stream: StreamRecord) -> None:
-        """End the stream of a call of which values went with the daemon of the actor's node. It is closed, so that the call ends, too."""
+        """End and close a call's stream whose values were lost with a daemon."""
         if stream.end is None:
             self._end(stream, FAILED, _lost(stream))
             stream.closed = True
 
     def on_unreferenced(self, unreferenced: StreamUnreferenced) -> None:
-        """Handle a stream, or a value that does not exist yet, which nobody needs any more."""
+        """Handle a stream, or a pending value, that nobody needs."""
         record = unreferenced.record
         stream = self.records.get(record.object_id[:TASK_BYTES])
         if stream is None:
@@ -369,7 +358,7 @@ class Streams:
             if record.status == PENDING:
                 stream.pending.pop(index_of(record.object_id) - 1, None)
                 self._allow(stream)
-                if record.named > 0 and stream.owner.task is not None:  # It was to be made again for a task that does not run now.
+                if record.named > 0 and stream.owner.task is not None:  # It was to be rebuilt for a task that does not run now.
                     record.status = OK
                     return
                 text = f"nobody reads {short(record.object_id)} any more"
@@ -377,43 +366,40 @@ class Streams:
             return
         stream.closed = True
         if owner.status == PENDING or stream.actor:
-            self._allow(stream)  # The call may go on although its caller, which would have reported the end, has exited.
+            self._allow(stream)  # The call may outlive its caller, which would have reported the end.
         self.references.unpin(stream.take_unclaimed())
         if not isinstance(owner, TaskRecord):
             if owner.status != PENDING:
                 del self.records[owner.object_id[:TASK_BYTES]]
-        elif owner.state in (WAITING, READY) and not stream.values:  # Else it may run again for what was made of them.
+        elif owner.state in (WAITING, READY) and not stream.values:  # Otherwise it may run again for its values.
             self.outcomes.stopped(owner, "cancelled")
 
     # -- after a restart of the daemon --
 
     def is_value(self, identifier: bytes) -> bool:
-        """Whether an object is a value of a stream of this node, which may be requested before it exists."""
+        """Whether an object is a value of a stream of this home."""
         stream = self.records.get(identifier[:TASK_BYTES])
         return stream is not None and identifier != stream.owner.object_id
 
     def may_be_repeated(self, identifier: bytes, node: bytes) -> bool:
-        """Whether a node may repeat a value of a stream that it retains: it makes the stream, or an actor does whose place is not known."""
+        """Whether a node may repeat a retained value of a stream: it makes the stream, or its maker's place is unknown."""
         stream = self.records.get(identifier[:TASK_BYTES])
         maker = self._worker_of(stream) if stream is not None else None
         return maker.token == node if maker is not None else stream is not None and stream.actor != b""
 
     def found(self, record: AnyObject) -> None:
-        """Handle a requested value that another node has retained."""
+        """Accept a requested value that another node has retained."""
         self.records[record.object_id[:TASK_BYTES]].pending.pop(index_of(record.object_id) - 1, None)
         self.outcomes.announce(record)
 
     def positions_known(self) -> None:
-        """Set each stream's ``count``, after all consumers have reported their requests.
-
-        An earlier daemon had accepted all values before the first one requested.
-        """
+        """Set each stream's ``count`` once all consumers have reported: all values before the first requested one were accepted."""
         for stream in self.records.values():
             if not stream.count:
                 stream.count = min(stream.pending, default=0)
 
     def recovered(self) -> None:
-        """Let streams go on. A stream that had ended, and of which values are missing, is rebuilt."""
+        """Let streams go on; rebuild ended ones with missing values."""
         for stream in list(self.records.values()):
             self._rebuild(stream)
             self._allow(stream)

@@ -1,8 +1,7 @@
-"""Messages about values: put, held, released, fetched; located or lost.
+"""Handlers of messages about values: put, held, released, fetched, located, lost.
 
-``outcomes`` decides what a value means to the tasks that make it or wait for it, and ``references`` how long it is retained. This module
-has the handlers of messages that concern both. If the scheduler has only the size of a value (``Stored``), the store is asked to pin it
-for the process that wants it, and the scheduler passes the store's answer on.
+``outcomes`` decides what a value means to tasks, ``references`` how long it is retained. For a value in the arena (``Stored``), the store
+pins it for the reader and answers its place.
 """
 
 from __future__ import annotations
@@ -76,17 +75,17 @@ class Values:
         self.keep_durable(process.incarnation, message.rows)
 
     def on_offer_results(self, now: float, source: Address, message: m.OfferResults) -> None:
-        """Record values that a process holds and a restarted scheduler lacks, or that were promised."""
+        """Record values that a process has: promised ones, or ones that a restarted scheduler lacks."""
         known = source[1:] in self.tables.processes
         for identifier, status, value, contained in message.rows if known else ():
             found = self.tables.find(identifier)
             self.tables.promises.remove(identifier)
             if found is not None and found.status == PENDING and is_call(identifier):
-                if value is None:  # An earlier daemon had it in the arena, and no record of it survived.
+                if value is None:  # An earlier daemon had it in the arena, and its record is lost.
                     text = f"the result {short(identifier)} of a call is lost: only its node's daemon knew it, and that died"
                     status, value = FAILED, pack_failure("ObjectLostError", text)
                 self.streams.call_ended(identifier[:TASK_BYTES], status, value)
-                self.outcomes.settle_value(found, status, value)  # Other processes wait for it: it was promised.
+                self.outcomes.settle_value(found, status, value)  # It was promised: other processes wait.
             elif found is None and type(value) is bytes and self._job_lives(identifier):
                 record = ObjectRecord(identifier, None, None)
                 self.tables.objects[identifier] = record
@@ -96,12 +95,12 @@ class Values:
                     self.outcomes.set_failure(record, status, value)
 
     def _job_lives(self, identifier: bytes) -> bool:
-        """Whether the job of a value is alive. Otherwise nobody would release the value: processes of an ended job still offer theirs."""
+        """Whether the job of a value is alive: otherwise nobody would release the value."""
         job = self.tables.jobs.get(identifier[:JOB_BYTES])
         return job is not None and not job.ended
 
     def on_hold(self, now: float, source: Address, message: m.Hold) -> None:
-        """Record a process's refs. A process that is not registered is dead: its message arrived late."""
+        """Record a process's holds."""
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
@@ -116,7 +115,7 @@ class Values:
             self.tables.counts["holds_of_unknown"] += len(unknown)
 
     def _expect_elsewhere(self, object_ids: list[bytes]) -> list[bytes]:
-        """Make records of requested values of streams of other nodes, which may not exist yet: they are at home where the stream is."""
+        """Make records of requested values of other homes' streams, which may not exist yet."""
         for object_id in object_ids:
             end = self.tables.end_of(object_id)
             if isinstance(end, BorrowedRecord):
@@ -126,13 +125,13 @@ class Values:
         return object_ids
 
     def on_release(self, now: float, source: Address, message: m.Release) -> None:
-        """Release values to which a process has dropped its last refs."""
+        """Release a process's last refs."""
         self.references.release(message.object_ids, source[1:])
 
     # -- requests for values --
 
     def on_fetch(self, now: float, source: Address, message: m.Fetch) -> None:
-        """Send a process the values that it requests, or record the requests."""
+        """Send a process the values that it requests, or note the requests."""
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
@@ -162,7 +161,7 @@ class Values:
             self.tables.send_to_client(process, m.Objects(tuple(rows)))
 
     def _supply(self, agent: ProcessRecord, object_ids: m.Ids) -> None:
-        """Have the store locate values for the transfer agent. Readers request those that are not here from another node."""
+        """Have the store locate values for the transfer agent."""
         missing = []
         for object_id in object_ids:
             record = self.tables.find(object_id)
@@ -174,7 +173,7 @@ class Values:
             self.tables.send_to_client(agent, m.Objects(tuple(missing)))
 
     def on_located(self, now: float, source: Address, message: m.Located) -> None:
-        """Pass on the places of values that the store has pinned for processes."""
+        """Pass on the places of values that the store has pinned."""
         by_process: dict[bytes, list[m.Row]] = {}
         for object_id, incarnation, offset, size in message.rows:
             if incarnation == self.tables.address[1:]:
@@ -194,11 +193,11 @@ class Values:
                 self.tables.send_to_client(process, m.Objects(tuple(rows)))
 
     def on_store_room(self, now: float, source: Address, message: m.StoreRoom) -> None:
-        """Note how much room the object store has."""
+        """Record the object store's room."""
         self.tables.store_room = message.free if message.free >= 0 else None
 
     def on_objects_lost(self, now: float, source: Address, message: m.ObjectsLost) -> None:
-        """Rebuild or fail values of which the store has no copy left."""
+        """Rebuild or fail values that the store has lost."""
         for object_id, reason in message.rows:
             record = self.tables.find(object_id)
             if record is None:
@@ -221,16 +220,12 @@ class Values:
     # -- durable values --
 
     def keep_durable(self, incarnation: bytes, rows: m.Rows) -> None:
-        """Have the control store of the head write durable values, and notify the process that put them. ``rows`` as in ``Put``.
-
-        There they outlive this node, and the cluster.
-        """
+        """Have the head write durable values, rows as in ``Put``: they outlive this node and the cluster. Their processes are notified."""
         for object_id, value, _, durable in rows:
             if durable and type(value) is bytes:
                 self.requests.ask_head(m.Write, (("object", object_id, value),), (), then=self._kept, about=(incarnation, object_id))
 
     def _kept(self, now: float, about: tuple[bytes, bytes], answer: m.Written) -> None:
-        """Notify the process that put a durable value whether it is committed."""
         incarnation, object_id = about
         process = self.tables.processes.get(incarnation)
         if process is None:
@@ -238,7 +233,7 @@ class Values:
         self.tables.send_to_client(process, m.PutCommitted((object_id,), "" if answer.ok else answer.text))
 
     def read_durable(self) -> None:
-        """Request the control store's copies of durable values whose other copies are lost; delete those that nobody needs any more."""
+        """Read durable values whose other copies are lost; delete unneeded ones."""
         wanted, self.tables.durable_wanted = self.tables.durable_wanted, []
         for about in wanted:
             self.requests.ask_head(m.Read, "object", (about[0],), then=self.rebuilding.durable_found, about=about)
@@ -248,7 +243,7 @@ class Values:
             self.tables.send(self.tables.head_control_address, m.Write(0, (), deletes))
 
     def _expect_durable(self, object_ids: list[bytes], process: ProcessRecord) -> list[bytes]:
-        """Make records of values that may be left in the head's table: of a job that is over, or named inside a value of a dead node."""
+        """Make records of durable values that the head may have: of former jobs, or inside a dead node's values."""
         own = process.job
         if own is None:
             return object_ids
@@ -262,12 +257,12 @@ class Values:
     # -- values whose rows were lost with a daemon --
 
     def take_orphans(self, rows: m.Rows) -> list[tuple[ObjectRecord, bool]]:
-        """Remove and return the records of values whose rows were lost with a daemon and are submitted again."""
+        """Remove and return records whose rows were lost with a daemon and are submitted again."""
         found = [pair for row in rows for pair in self.tables.orphans.pop(row[0], {}).items()]
         return [(record, lost) for each, lost in found if (record := self.tables.objects.pop(each, None)) is not None]
 
     def reunite(self, orphan: ObjectRecord, lost: bool, process: ProcessRecord) -> None:
-        """Join the record of a value with its row, which was submitted again: a value that exists is not made again, a lost one is."""
+        """Join a value's record with its row: an existing value is not made again, a lost one is."""
         record = self.tables.find(orphan.object_id)
         if record is None or record.task is None:
             return

@@ -1,4 +1,4 @@
-"""Listings of actors, and why one is in its state. Calls do not pass through the scheduler: only callers can explain them."""
+"""Listings and explanations of actors. Calls do not pass through the scheduler: only callers explain them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zfabric.protocol.names import JOBS_NAMESPACE, brief
 
 
 class ActorReports:
-    """Reports of the actors in ``actors``."""
+    """Reports about actors."""
 
     def __init__(self, tables: Tables, actors: ActorDirectory, logs: ActorLogs) -> None:
         self.tables = tables
@@ -28,9 +28,7 @@ class ActorReports:
         self.logs = logs
 
     def listing(self, limit: int) -> list[dict[str, Any]]:
-        """The actors of the node, oldest first; dead ones as long as a process has a handle. Of those of other homes that live here, only
-        what their homes do not know.
-        """
+        """Actors of this home, oldest first, dead ones while they have handles; of guests only what their homes do not know."""
         rows = [self._row(record) for record in islice(self._listed(), limit)]
         guests = islice((guest for guest in self.tables.guests.values() if not watches(guest.task)), limit)
         return rows + [{"actor_id": guest.id.hex(), "guest": True, "pid": guest.worker.pid} for guest in guests]
@@ -63,7 +61,6 @@ class ActorReports:
         return dict(Counter(map(state_of, self._listed())))
 
     def _listed(self) -> Iterator[ActorRecord]:
-        """The actors of the node without those that watch jobs."""
         return (record for record in self.actors.records.values() if not watches(record.task))
 
     def _pids(self, incarnations: set[bytes]) -> list[int]:
@@ -71,7 +68,7 @@ class ActorReports:
         return sorted(processes[each].pid for each in incarnations if each in processes)
 
     def named(self, name: str) -> list[bytes]:
-        """Living actors with that name, in every namespace; if there are none, dead ones that still have a record."""
+        """Living actors with that name in every namespace, else dead ones."""
         living = [record.id for (space, known), record in self.actors.named.items() if known == name and space != JOBS_NAMESPACE]
         return living or [record.id for record in self._listed() if name and record.name == name]
 
@@ -122,7 +119,7 @@ class ActorReports:
         return again + queued()
 
     def _shared_process(self, record: ActorRecord) -> str:
-        """Describe what a living actor does: it runs a call, or waits while another actor of its process runs one."""
+        """Describe what a living actor in a shared process does."""
         running = record.worker.running_call if record.worker is not None else ()
         if not running:
             return "runs what it is called for"
@@ -134,13 +131,13 @@ class ActorReports:
         return f"waits, if it is called: {name} {brief(actor_id)}, which shares its process, runs its call {brief(call_id)}"
 
     def call_of(self, actor_id: bytes) -> str:
-        """Description of a call of this actor in explanations; empty if there is no such actor."""
+        """Description of a call of this actor; empty if it is unknown."""
         record = self.actors.records.get(actor_id)
         return f"call of {record.class_name} {brief(actor_id)}, {state_of(record)}" if record is not None else ""
 
 
 def state_of(record: ActorRecord) -> str:
-    """The state of an actor as users see it."""
+    """An actor's state, for users."""
     if record.state == ALIVE and record.unreferenced:
         return "ending"
     if record.state == ALIVE and record.wait() is not None:
@@ -154,23 +151,22 @@ def _holders(record: ActorRecord) -> set[bytes]:
 
 
 def watches(task: TaskRecord) -> bool:
-    """Whether a task makes an actor that watches a job of ``zfabric submit --detach``: it is a part of the fabric."""
+    """Whether a task makes an actor of the fabric that watches a job of ``zfabric submit --detach``."""
     return task.function.actor is not None and task.option("namespace") == JOBS_NAMESPACE
 
 
 def watches_job(worker: WorkerRecord, tables: Tables) -> bool:
-    """Whether a worker has an actor that watches a job, or makes one."""
+    """Whether a worker has, or makes, an actor that watches a job."""
     tasks = (*map(tables.tasks.get, worker.actors), *worker.inflight.values())
     return any(task is not None and watches(task) for task in tasks)
 
 
 def title(record: ActorRecord | GuestRecord) -> str:
-    """An actor as users see it: its class, and its name if it has one."""
+    """An actor's class and name."""
     return f"{record.class_name}, {record.name}" if record.name else record.class_name
 
 
 def _checkpoints(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """The facts about an actor that has checkpoints, and whose calls are not logged."""
     taken = f"the last after {row['checkpoint']}" if row["checkpoint"] is not None else "none yet"
     text = f"every {row['checkpoint_every']} calls, {taken}; {row['since_checkpoint'] or 0} ended since, which a restart would lose"
     if row["checkpoint_waits_for"]:
@@ -190,6 +186,6 @@ def _listed(pids: list[int]) -> str:
 
 
 def blocked_on(names: list[str]) -> str:
-    """The sentence for a task or call that waits for objects; without any, until its stream may have more values."""
+    """The sentence for a wait for these objects; without any, for a stream's reader."""
     listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return f"is blocked in get, waiting for {listed}" if names else "waits for its stream to be read: it is as far ahead as it may be"

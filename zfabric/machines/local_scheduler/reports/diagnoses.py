@@ -39,15 +39,13 @@ from zfabric.protocol.options import NO_ENVIRONMENT, GroupTerm, describe_strateg
 from zfabric.protocol.wording import size, span
 
 COPY = "copy"
-"""The maker, in listings, of a value whose home is another node, as far as this one knows."""
+"""The maker, in listings, of a value of another home."""
 ARGUMENTS_MOST = 8
-"""Most arguments of a task that an explanation names."""
 ERROR_CHARACTERS = 200
-"""Most characters of an error's text in an explanation."""
 
 
 class Diagnoses:
-    """Explains what the tables have."""
+    """Explains states from the tables."""
 
     def __init__(
         self,
@@ -116,7 +114,7 @@ class Diagnoses:
             names = ", ".join(f"{brief(identifier)} ({self._maker(identifier)})" for identifier in missing[:5])
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
             reason = f"waits for {len(missing)} of its arguments: {names}{more}"
-            if not missing:  # For the name or the row of an actor, or for what other nodes report to a restarted scheduler.
+            if not missing:  # It waits for an actor's name or row, or for other nodes' reports after a restart.
                 reason = "waits for the control store, or for other nodes, and for none of its arguments"
             return Diagnosis(subject, state, reason, tuple(facts))
         if task.state == READY:
@@ -144,7 +142,6 @@ class Diagnoses:
         return Diagnosis(subject, state, reason, tuple(facts))
 
     def _arguments(self, task: TaskRecord) -> str:
-        """The sizes and places of a task's arguments; empty if it has none."""
         parts = [f"{size(len(task.row[2]))} with the call"] if task.row[2] else []
         needed = list(dict.fromkeys(task.row[3]))
         for identifier in needed[:ARGUMENTS_MOST]:
@@ -162,7 +159,6 @@ class Diagnoses:
         return f"node {table[value.place][2]}" if isinstance(value, Elsewhere) and value.place in table else where(value)
 
     def _size_and_place(self, record: AnyObject) -> str:
-        """The size of a value and its place, for a sentence."""
         if record.status == PENDING:
             return "does not exist yet"
         place = self.place_of(record)
@@ -196,7 +192,6 @@ class Diagnoses:
         return f"its resources are free; waits for a worker ({starting} starting, {len(queue)} tasks in its queue){first}"
 
     def _why_in_group(self, queue: ShapeQueue, term: GroupTerm) -> str:
-        """Why a queued task of a placement group does not run yet."""
         known = self.tables.known_groups.get(term.group)
         group = f"placement group {term.group.hex()}"
         if known is None and queue.away:
@@ -211,7 +206,6 @@ class Diagnoses:
         return f"{group} has its resources; waits for a worker ({len(queue)} tasks in its queue)"
 
     def _holders(self) -> str:
-        """Which actors and tasks hold the resources, and what blocked workers wait for."""
         parts = []
         for worker in self.tables.workers.values():
             actor = self._actor_in(worker)
@@ -229,12 +223,12 @@ class Diagnoses:
         return "held by: " + ("; ".join(parts[:8]) + more if parts else "nobody")
 
     def _actor_in(self, worker: WorkerRecord) -> ActorRecord | GuestRecord | None:
-        """The first actor of a process, whose home may be another node."""
+        """The first actor of a process."""
         actor_id = next(iter(worker.actors), b"")
         return self.actors.records.get(actor_id) or self.tables.guests.get(actor_id)
 
     def actor_of_worker(self, worker: WorkerRecord) -> dict[str, str]:
-        """The actor that lives in a process: its class and name, and its id; empty texts if there is none. Of several, the first."""
+        """Class, name and id of the first actor in a process; empty texts if there is none."""
         actor = self._actor_in(worker)
         if actor is None:
             return {"actor": "", "actor_id": ""}
@@ -242,7 +236,7 @@ class Diagnoses:
         return {"actor": title(actor) + (f" and {more:,} more" if more else ""), "actor_id": actor.id.hex()}
 
     def _wanted_by(self, blocked: BlockedTask) -> str:
-        """The objects that a blocked task or call waits for, and the circle if it waits for itself in the end."""
+        """The objects that a blocked task or call waits for, and the circle that it is in."""
         names = [f"{brief(identifier)} ({self._maker(identifier, blocked)})" for identifier in blocked.wanted]
         circle = self.deadlocks.circle(blocked)
         return blocked_on(names) + (f"; it waits for itself: {circle}" if circle else "")
@@ -272,9 +266,9 @@ class Diagnoses:
         return "failed" if task.state == DONE and failed(task) else STATE_NAMES[task.state]
 
     def elapsed(self, task: TaskRecord, now: float) -> float | None:
-        """Seconds for which a task has been running or blocked; before it begins, seconds since it was submitted. None if unknown.
+        """Seconds for which a task has run or been blocked, or since its submission if it has not begun; None if unknown.
 
-        No time is stored per task. A lineage block has the arrival time of its rows, a worker the time at which its last task ended.
+        No time is stored per task: lineage blocks have arrival times, workers the end of their last task.
         """
         state, worker = self.state_of(task), task.worker
         since: float | None = None
@@ -287,7 +281,7 @@ class Diagnoses:
         return None if since is None else max(0.0, now - since)
 
     def name_of_running(self, worker: WorkerRecord, executing: bytes) -> str:
-        """Name of the task or actor that a worker runs, as in front of its output; else empty. ``executing`` is the task's id."""
+        """Name, in front of its output, of what a worker runs; else empty. ``executing`` is the task's id."""
         task = worker.inflight.get(executing)
         if task is not None:
             return task.name.rpartition("<locals>.")[2]
@@ -296,7 +290,7 @@ class Diagnoses:
 
 
 def running_since(worker: WorkerRecord) -> float:
-    """When the task that runs now began: its worker had ended another task, or the one below had blocked."""
+    """When the running task began: another had ended, or the one below had blocked."""
     return max([worker.last_progress, *(blocked.at for blocked in worker.blocked_tasks if blocked.at is not None)])
 
 
@@ -306,7 +300,7 @@ def failed(task: TaskRecord) -> bool:
 
 
 def where(value: bytes | Stored | Elsewhere | None) -> str:
-    """Where a value is, as listings show it."""
+    """Where a value is, as in listings."""
     if value is None:
         return "nowhere"
     return "inline" if isinstance(value, bytes) else "store" if isinstance(value, Stored) else f"node {value.place.hex()}"
@@ -318,11 +312,11 @@ _WITHOUT_TASK = {
     "stream": "a value that a stream yielded",
     COPY: "a copy of a value of another node",
 }
-"""What a value without a task is, by what the listings name as its maker."""
+"""Texts for values without a task, by their maker in listings."""
 
 
 def _maker(record: AnyObject) -> str:
-    """What made an object without a task. Of a task's value, this node knows only that another one has the task."""
+    """What made an object without a task here."""
     index = index_of(record.object_id)
     if isinstance(record, BorrowedRecord) and index < FIRST_CALL_INDEX:
         return COPY
@@ -330,7 +324,7 @@ def _maker(record: AnyObject) -> str:
 
 
 def object_row(record: AnyObject) -> dict[str, Any]:
-    """An object as listings show it."""
+    """An object as in listings."""
     value = record.value
     holders = record.holders
     return {
@@ -348,13 +342,12 @@ def object_row(record: AnyObject) -> dict[str, Any]:
 
 
 def running_task(worker: WorkerRecord) -> TaskRecord | None:
-    """The task that a worker runs: the first in flight there that is not blocked."""
+    """The first task in flight on a worker that is not blocked."""
     waiting = {blocked.task_id for blocked in worker.blocked_tasks}
     return next((task for identifier, task in worker.inflight.items() if identifier not in waiting), None)
 
 
 def _error_of(task: TaskRecord) -> str:
-    """The error of a failed task: its kind, and the first line of its text."""
     record = next(record for record in task.values() if record.status not in (OK, PENDING))
     if type(record.value) is not bytes:
         return "it is in the object store"
@@ -377,6 +370,5 @@ def _is_pending(record: AnyObject | None) -> bool:
 
 
 def _facts(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The facts of an explanation from an object's row."""
     rest = tuple((name, str(value)) for name, value in row.items() if name != "object_id")
     return (("object", brief(bytes.fromhex(row["object_id"]))), *rest)

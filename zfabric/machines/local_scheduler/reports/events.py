@@ -22,7 +22,6 @@ class Events:
         self.outcomes = outcomes
         self.actors = actors
         self.ended_calls = 0
-        """Calls that workers have reported as ended."""
         self._waiting: list[m.Row] = []
         self._last = 0
 
@@ -30,26 +29,26 @@ class Events:
         return bool(self._waiting)
 
     def take(self) -> m.Rows:
-        """Take the rows that wait. The caller writes them."""
+        """Take the waiting rows, to be written by the caller."""
         rows, self._waiting = tuple(self._waiting), []
         return rows
 
     def attempts_ended(self, now: float, worker: WorkerRecord, message: m.Completed) -> None:
-        """Add the attempts that a worker has reported as ended."""
+        """Add ended attempts."""
         self._add(now, _attempts(self.node, worker, message, self.outcomes.renamed))
 
     def calls_ended(self, now: float, worker: WorkerRecord, message: m.CallTimes) -> None:
-        """Add the calls of actors that a worker has reported as ended."""
+        """Add ended calls of actors."""
         self.ended_calls += len(message.trace) // EACH_BYTES
         self._add(now, pack_event(self.node, worker.pid, message.names, message.trace, "call", message.arguments, message.waited))
 
     def worker_died(self, now: float, worker: WorkerRecord, died: m.ProcessDied) -> None:
-        """Add the attempt that a death cut off, and the actors that ended with the process without having been killed."""
+        """Add the attempt that a death cut off, and the actors that ended with it unless they were killed."""
         for event in self._deaths(now, worker, died):
             self._add(now, event)
 
     def _add(self, now: float, event: bytes) -> None:
-        """Add an event. Events sort by the time at which the scheduler received them."""
+        """Add an event; its key sorts by time of receipt."""
         self._last += 1
         key = int(now * 1e6).to_bytes(8, "big") + self._last.to_bytes(4, "big", signed=False)
         self._waiting.append(("event", key, event))
@@ -72,16 +71,16 @@ class Events:
 
 
 def _attempts(node: bytes, worker: WorkerRecord, message: m.Completed, renamed: dict[int, str]) -> bytes:
-    """One event for a batch of attempts. It has the names of the functions, since these are dropped when their job ends.
+    """One event for a batch of attempts, with names of functions, which are dropped with their job.
 
-    ``renamed``: the names of attempts that failed, or that have another name than their function, by their place in the batch.
+    ``renamed`` has other names, and those of failed attempts, by place in the batch.
     """
     functions = worker.job.functions if worker.job is not None else {}
     names = tuple((identifier, functions[identifier].name) for identifier, *_ in message.durations if identifier in functions)
     trace = message.task_ids + message.times
     if renamed:
         for place, name in renamed.items():
-            if not unmarked(name)[0]:  # The function was not known here yet.
+            if not unmarked(name)[0]:  # The function was not known yet.
                 function = functions.get(message.times[place * FUNCTION_BYTES : (place + 1) * FUNCTION_BYTES])
                 renamed[place] = (function.name if function is not None else "?") + name
         trace, more = rename(trace, renamed)

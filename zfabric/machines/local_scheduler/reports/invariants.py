@@ -1,4 +1,4 @@
-"""Whether the tables of a local scheduler agree with each other: for tests and the simulator."""
+"""Whether the tables agree with each other: for tests and the simulator."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def check(tables: Tables, pool: ResourcePool, lineage_bytes: int) -> None:
 
 
 def _check_streams(tables: Tables) -> None:
-    """The row of a stream's task is retained by this count."""
+    """The count of a stream's values retains its task's row."""
     records = Counter(record.id[:TASK_BYTES] for record in tables.objects.values() if not record.home)
     for task_id, stream in tables.streams.items():
         count = records[task_id] - (stream.owner.object_id in tables.objects and not stream.owner.home)
@@ -83,7 +83,7 @@ def _check_streams(tables: Tables) -> None:
 
 
 def _check_turn(tables: Tables) -> None:
-    """A turn calls only the parts that have work: none must be left that another turn would do."""
+    """A turn must leave no work behind."""
     left: dict[str, object] = {
         "things to decide": tables.end_due,
         "transitions": tables.transitions,

@@ -1,4 +1,4 @@
-"""The neighbourhood of a task or an object: what it needs, who submitted it, what it makes and who waits for that (paper, figure 4)."""
+"""The neighbourhood of a task or object: its inputs, submitter, results, and who waits for these (paper, figure 4)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Neighbourhood:
         self.more = 0
 
     def around(self, subject: bytes) -> dict[str, Any] | None:
-        """Return nodes, edges, and how many neighbours were left out; None for what has no record."""
+        """Nodes, edges, and how many neighbours were left out; None without a record."""
         record = self.tables.find(subject) if len(subject) == OBJECT_BYTES else None
         task = record.task if record is not None else self.tables.tasks.get(subject)
         if task is None and record is None:

@@ -1,7 +1,7 @@
-"""Queries that a local scheduler answers: listings, status, pages of tables, and explanations.
+"""Queries that a local scheduler answers: listings, status, pages of tables, explanations.
 
-An answer is plain data. The object store completes reports about values and its room. The control store reads pages of its tables, and a
-process inspects its own threads. All other queries are answered in the turn in which they arrive.
+Answers are plain data, given in the turn of the query, except: the object store completes reports about values and its room, the control
+store reads pages of its tables, and a process inspects its own threads.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from zfabric.protocol.names import JOB_RUNNER, matcher
 from zfabric.protocol.options import NODE_ID, RESOURCE_UNIT, STORE_MEMORY, Demand
 
 PAGE_MAX = 1000
-"""Most rows of the control store in one answer."""
+"""Rows of the control store per answer."""
 SAMPLING_MOST = 1.5
-"""Longest time in seconds for which a process samples its stacks: it answers within the time that one node has to answer another."""
+"""Longest sampling of stacks in seconds: within the time in which a node must answer another."""
 HOLDERS_MAX = 8
 """Most holders of an object that are named."""
 FAILURES_MAX = 500
 ERROR_MOST = 8192
-"""Most failed tasks in an answer, and most bytes of an error: enough for its kind, text and traceback."""
+"""Most failed tasks in an answer, and most bytes of an error with its traceback."""
 FOUND_MAX = 20
 """Most things that one text may name."""
 FROM_STORE = {
@@ -64,13 +64,12 @@ FROM_STORE = {
     "objects": "entries",
     "locate": "entries",
 }
-"""Reports that the object store completes, with the query that it receives."""
+"""Reports that the object store completes, with its query."""
 ON_DISK = ("spilled", "waiting", "restoring", "checking")
-"""States of the object store's entries whose value is not in memory."""
 
 
 class Reports:
-    """Answers queries. ``statistics`` gives the counters of the machine; ``relayed`` are more queries that others answer."""
+    """Answers queries. ``statistics`` has the machine's counters; ``relayed`` are queries that others answer."""
 
     def __init__(
         self,
@@ -135,7 +134,7 @@ class Reports:
             "nothing": self._nothing,
             "output": self._nothing,  # The shell sends the output of workers ahead of the answer.
         }
-        """Queries answered in the same turn: (now, arguments) -> the answer."""
+        """Queries answered at once: (now, arguments) -> answer."""
         self._relayed: dict[str, Callable[..., None]] = {
             "rows": self._ask_rows,
             "actor log": read_log,
@@ -146,7 +145,7 @@ class Reports:
             "remove group": groups.remove,
             **relayed,
         }
-        """Queries that others answer: (source, token, arguments). Whoever has the answer, or relays it, sends it to ``source``."""
+        """Queries that others answer: (source, token, arguments). The answer goes to ``source``."""
 
     @property
     def queries(self) -> list[str]:
@@ -154,7 +153,7 @@ class Reports:
         return sorted((*self._reports, *self._relayed))
 
     def answer(self, now: float, source: Address, message: m.Query) -> None:
-        """Answer a query, now or once others have answered what it takes. A query that cannot be answered receives the reason."""
+        """Answer a query, now or when others have answered. An error is answered with its reason."""
         token, what, arguments = message
         payload, error = None, ""
         try:
@@ -175,17 +174,17 @@ class Reports:
         self.tables.send(source, m.Answer(token, payload, error))
 
     def _ask_stacks(self, source: Address, token: int, pid: int, seconds: float = 0.0) -> None:
-        """Relay the query to the process. A worker's control thread answers while user code runs; a driver answers once a second."""
+        """Have a process sample its stacks: a worker's control thread at once, a driver within a second."""
         if not isinstance(seconds, int | float) or not 0.0 <= seconds <= SAMPLING_MOST:
             raise ValueError(f"stacks are sampled for 0 to {SAMPLING_MOST:g} seconds, not {seconds!r}; ask again to see more")
         self._inspect(source, token, pid, "stacks", float(seconds))
 
     def _ask_calls(self, source: Address, token: int, pid: int) -> None:
-        """Have a process answer how many calls of each actor it waits for: calls do not pass through the scheduler."""
+        """Have a process count its waiting calls per actor: calls do not pass through the scheduler."""
         self._inspect(source, token, pid, "calls", 0.0)
 
     def _ask_runs(self, source: Address, token: int, pid: int) -> None:
-        """Have a worker answer what it runs, and how many calls wait in it: calls do not pass through the scheduler."""
+        """Have a worker report what it runs and how many calls wait in it."""
         if not isinstance(self.tables.by_pid.get(pid), WorkerRecord):
             raise ValueError(f"no worker of this cluster has the pid {pid}")
         self._inspect(source, token, pid, "runs", 0.0)
@@ -198,12 +197,12 @@ class Reports:
         self.tables.send(to, m.Inspect(source, token, about, seconds))
 
     def _measure_calls(self, now: float) -> None:
-        """Have the actors of this node report how long calls wait in their queues, for a while."""
+        """Have actors report for a while how long calls wait in their queues."""
         for worker in self.tables.latencies.workers_to_ask(now, self.tables.workers.values()):
             self.tables.send_to_control(worker, m.MeasureCalls(MEASURED_SECONDS))
 
     def _processes(self, now: float, subject: bytes) -> list[int]:
-        """The pid of the process of a worker, task or actor, or of an object's task; without a subject, of all drivers and workers."""
+        """Pids for a worker, task, actor or object; without a subject, of all drivers and workers."""
         tables = self.tables
         if not subject:
             drivers = [job.driver.pid for job in tables.jobs.values() if job.driver is not None]
@@ -217,7 +216,7 @@ class Reports:
     # -- what the object store adds --
 
     def _store_answered(self, now: float, about: tuple[Address, int, str, Any], answer: m.Answer) -> None:
-        """The object store answered: send the report that it completes."""
+        """Send a report that the object store has completed."""
         source, token, what, payload = about
         known: Any = answer.payload
         if what == "available_resources":
@@ -242,10 +241,7 @@ class Reports:
     # -- rows of the control store --
 
     def _ask_rows(self, source: Address, token: int, table: str, after: bytes = b"", limit: int = PAGE_MAX) -> None:
-        """Request a page of a table. The sender receives ``(rows, whether there are more)`` as an ``Answer``.
-
-        The first page waits until all earlier writes are committed.
-        """
+        """Request a page of a table for ``source``: ``(rows, whether there are more)``. The first page waits for earlier writes."""
         if table not in TABLES:
             raise ValueError(f"there is no table {table!r}; there are {', '.join(TABLES)}")
         if not (isinstance(after, bytes) and isinstance(limit, int) and limit > 0):
@@ -257,12 +253,11 @@ class Reports:
             self.requests.ask(m.Write, (), (), then=self._read_rows, about=about)
 
     def _read_rows(self, now: float, about: tuple[Address, int, str, bytes, int], answer: m.Written | None = None) -> None:
-        """Read the page, since all earlier writes are committed or have failed."""
+        """Read the page: all earlier writes are committed or have failed."""
         _, _, table, after, limit = about
         self.requests.ask(m.Scan, table, b"", after, limit, then=self._rows_found, about=about)
 
     def _rows_found(self, now: float, about: tuple[Address, int, str, bytes, int], found: m.Found) -> None:
-        """Send on a page from the control store."""
         self.tables.send(about[0], m.Answer(about[1], (found.rows, found.more), ""))
 
     # -- listings --
@@ -276,7 +271,7 @@ class Reports:
         return [self._task_row(task, now) for task in islice(chosen, min(limit, LIST_LIMIT))]
 
     def _by_progress(self, wanted: set[str]) -> Iterator[TaskRecord]:
-        """Tasks, running ones first. All tasks are searched only for states that no queue and no worker has."""
+        """Tasks, running ones first. All are searched only for states that no queue and no worker has."""
         tables = self.tables
         inflight = chain.from_iterable(worker.inflight.values() for worker in tables.workers.values())
         running = (task for task in inflight if task.state != DONE)
@@ -314,7 +309,7 @@ class Reports:
         ]
 
     def _locate(self, now: float, object_ids: tuple[bytes, ...]) -> dict[bytes, m.Row]:
-        """What this node knows of objects, without those of which it knows nothing: (size or None, nodes, only on disk, has an outcome)."""
+        """Known objects of these: (size or None, nodes, only on disk, has an outcome)."""
         if type(object_ids) is not tuple or len(object_ids) > LIST_LIMIT or any(type(each) is not bytes for each in object_ids):
             raise ValueError(f"it takes up to {LIST_LIMIT} ids of objects")
         found: dict[bytes, m.Row] = {}
@@ -327,7 +322,7 @@ class Reports:
         return found
 
     def _held_by(self, record: AnyObject) -> list[str]:
-        """Processes and nodes that have refs to an object, the first few of them."""
+        """The first few holders of an object."""
         holders = record.holders if isinstance(record.holders, set) else () if record.holders is None else (record.holders,)
         names = []
         for holder in sorted(islice(holders, HOLDERS_MAX)):
@@ -364,7 +359,7 @@ class Reports:
         return rows
 
     def _failures(self, now: float, limit: int = FAILURES_MAX, subject: bytes = b"") -> list[dict[str, Any]]:
-        """The newest failed tasks that somebody refers to, or one, with their errors as they were packed (``protocol.failures``)."""
+        """The newest failed tasks with refs, or one, with their packed errors (``protocol.failures``)."""
         failures = self.tables.failures
         chosen = reversed(failures.values()) if not subject else (failures[each] for each in (subject[:TASK_BYTES],) if each in failures)
         rows = []
@@ -376,9 +371,9 @@ class Reports:
         return rows
 
     def _functions(self, now: float) -> list[dict[str, Any]]:
-        """How far the tasks of each function are, of jobs that run; a class counts the actors that are made of it.
+        """Progress of each function's tasks in running jobs; a class counts its actors.
 
-        Tasks are counted as they come and as they end, at their home, so that the answer takes as long for ten million tasks as for ten.
+        Counts are kept at the tasks' home, so that the size of a job does not matter.
         """
         running: dict[FunctionRecord, int] = {}
         for worker in self.tables.workers.values():
@@ -388,7 +383,7 @@ class Reports:
         rows = []
         for job in self.tables.jobs.values():
             for function in job.delegated.values() if not job.ended else ():
-                if runs := running.get(function, 0):  # At their home these wait: the rows are added up.
+                if runs := running.get(function, 0):  # At their home these wait; the rows are added up.
                     rows.append({**_progress(job, function, -runs, runs), "finished": 0, "failed": 0})
             for function in job.functions.values() if not job.ended else ():
                 if function.actor is not None and function.name == JOB_RUNNER:
@@ -405,7 +400,7 @@ class Reports:
         states = dict.fromkeys(TASK_STATES, 0)
         for worker in (*self.tables.workers.values(), *self.tables.nodes.values()):
             assigned = sum(task.state != DONE for task in worker.inflight.values())
-            blocked = sum(each.task_id in worker.inflight for each in worker.blocked_tasks)  # Calls of actors wait, too, and are not tasks.
+            blocked = sum(each.task_id in worker.inflight for each in worker.blocked_tasks)  # Waiting calls of actors are not tasks.
             running = running_task(worker) is not None and not worker.remote
             states["blocked"] += blocked
             states["running"] += running
@@ -451,11 +446,11 @@ class Reports:
         }
 
     def _only_watches(self, job: JobRecord) -> bool:
-        """Whether nothing is left of a job but actors that watch jobs: whoever submitted these has gone."""
+        """Whether nothing is left of a job but actors that watch jobs."""
         return job.driver is None and not job.home and all(watches(each.task) for each in self.actors.of(job))
 
     def _copied_bytes(self, now: float) -> dict[str, int]:
-        """Bytes that were copied to this node, by the name of the node from which they came; "several" if more than one was asked."""
+        """Bytes copied to this node, by the source node's name; "several" if more than one was asked."""
         found: dict[str, int] = {}
         for node, many in self.tables.copied_bytes.items():
             name = self._name_of(node) if node else "several"
@@ -487,11 +482,9 @@ class Reports:
         ]
 
     def _registered(self, now: float) -> list[str]:
-        """The other nodes that have registered with this one: it may give them tasks."""
         return [node.token.hex() for node in self.tables.nodes.values() if node.is_ready]
 
     def _dead_nodes(self, now: float) -> list[str]:
-        """The last nodes that have left the cluster, or died."""
         return [node.hex() for node in self.tables.dead]
 
     def _own_resources(self) -> dict[str, float]:
@@ -501,7 +494,6 @@ class Reports:
         return {name: max(0.0, amount) for name, amount in amounts(self.pool.available()).items()}
 
     def _resources(self, now: float) -> dict[str, float]:
-        """Return the resources of all nodes together."""
         total: dict[str, float] = {}
         for node in self._nodes(now):
             for name, amount in node["resources"].items():
@@ -513,11 +505,11 @@ class Reports:
         return None if explanation is None else (explanation.state, explanation.reason, explanation.facts)
 
     def _neighbours(self, now: float, subject: bytes) -> dict[str, Any] | None:
-        """What is around a task or an object, for a drawing."""
+        """What is around a task or object, for a drawing."""
         return Neighbourhood(self.tables).around(subject)
 
     def _find(self, now: float, text: str) -> list[dict[str, str]]:
-        """Things that ``text`` may name: by id in hex or its beginning, short form of an id, actor's name, or worker's pid."""
+        """Things that ``text`` may name: by id in hex or its beginning, short id, actor's name, or worker's pid."""
         if type(text) is not str:
             raise TypeError(f"it takes a text, not {text!r}")
         tables = self.tables
@@ -550,7 +542,7 @@ class Reports:
         return self.actor_reports.listing(min(limit, LIST_LIMIT))
 
     def _cancel(self, now: float, task_id: bytes, force: bool = False, recursive: bool = True) -> dict[str, str] | None:
-        """Cancel a task of this home: its name, its state until now, and why it goes on (empty if it is stopped). None elsewhere."""
+        """Cancel a task of this home. Return its name, its earlier state, and why it goes on (empty if stopped); None elsewhere."""
         _check_id(task_id)
         task = self.tables.tasks.get(task_id)
         if task is None or task.function.delegated:
@@ -559,7 +551,7 @@ class Reports:
         return {"name": task.name, "state": state, "goes_on": self.stopping.cancel(now, task, bool(force), bool(recursive))}
 
     def _kill(self, now: float, actor_id: bytes, no_restart: bool = True) -> dict[str, str] | None:
-        """End an actor of this home: its class, its name and its state until now. None elsewhere."""
+        """End an actor of this home. Return its class, name and earlier state; None elsewhere."""
         _check_id(actor_id)
         record = self.actors.records.get(actor_id)
         if record is None:
@@ -569,36 +561,33 @@ class Reports:
         return facts
 
     def _named_actors(self, now: float) -> list[tuple[str, str]]:
-        """(namespace, name) of each living actor that has a name."""
         return sorted(self.actors.named)
 
     def _nothing(self, now: float) -> None:
-        """Do nothing. The answer shows that everything sent before the query was handled."""
+        """Do nothing: the answer shows that everything sent before was handled."""
 
     def _actor(self, now: float, name: str, namespace: str) -> m.Row | None:
-        """The id of the living actor with this name, and what its handle is made of."""
+        """Id of the living actor with this name, and what its handle is made of."""
         record = self.actors.named.get((namespace, name))
         return None if record is None else (record.id, record.task.function.actor)
 
     def _actor_of(self, now: float, actor_id: bytes) -> m.Row | None:
-        """The name of the actor with this id, and what a handle is made of."""
+        """Name of the actor with this id, and what its handle is made of."""
         record = self.actors.records.get(actor_id) or self.tables.guests.get(actor_id)
         task = record.task if record is not None else self.tables.tasks.get(actor_id)  # It may be in its ``__init__`` here.
         return None if task is None or task.function.actor is None else (task.option("name") or "", task.function.actor)
 
     def _groups(self, now: float) -> list[dict[str, Any]]:
-        """The placement groups whose home is this node."""
         return [_group_row(record) for record in self.tables.groups.values()]
 
     def _group(self, now: float, name: str, namespace: str, identifier: bytes = b"") -> m.Row | None:
-        """The id, home, bundles and name of the placement group with this name or id."""
+        """Id, home, bundles and name of the placement group with this name or id."""
         for record in self.tables.groups.values():
             if record.id == identifier or (name and (record.name, record.namespace) == (name, namespace)):
                 return record.id, self.node, record.bundles, record.name
         return None
 
     def _namespace(self, now: float, job: bytes) -> str:
-        """The namespace of a job, which its driver chose and its tasks use."""
         known = self.tables.jobs.get(job)
         return "" if known is None else known.namespace
 
@@ -622,7 +611,7 @@ def _group_row(record: GroupRecord) -> dict[str, Any]:
 
 
 def _take_used(available: dict[str, float], store: Mapping[str, float]) -> None:
-    """Take what the object store has in use from what is available of it."""
+    """Subtract what the object store has in use."""
     if STORE_MEMORY in available:
         available[STORE_MEMORY] = max(0.0, available[STORE_MEMORY] - store["used"] - store["granted"])
 
@@ -633,7 +622,6 @@ def amounts(demand: Demand) -> dict[str, float]:
 
 
 def _progress(job: JobRecord, function: FunctionRecord, waiting: int, running: int) -> dict[str, Any]:
-    """A row of ``functions``."""
     return {
         "job": job.id.hex(),
         "function": function.id.hex(),

@@ -1,4 +1,4 @@
-"""Samples of this node for its time series: which tasks have ended since the last one, and what the shell has measured."""
+"""Samples of this node for its time series."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zfabric.protocol.options import RESOURCE_UNIT
 
 
 class Measured(NamedTuple):
-    """What the shell measures for a sample: shares of processors and memory in use, bytes of values in the object store and on disk."""
+    """Measured by the shell: shares of processors and memory in use, bytes of values in the object store and on disk."""
 
     cpu: float
     memory: float
@@ -25,7 +25,7 @@ class Measured(NamedTuple):
 
 
 class Sampling:
-    """Takes a sample when the shell asks. Tasks are counted at their home, actors' calls where they ran."""
+    """Takes a sample when the shell asks. Tasks are counted at their home, calls where they ran."""
 
     def __init__(self, tables: Tables, pool: ResourcePool, events: Events) -> None:
         self.series = TimeSeries()
@@ -33,9 +33,9 @@ class Sampling:
         self._pool = pool
         self._events = events
         self._seen: dict[FunctionRecord, tuple[int, int]] = {}
-        """How many tasks of each function had ended, and failed, by the last sample."""
+        """(ended, failed) tasks of each function at the last sample."""
         self._last: tuple[float, int, int] | None = None
-        """When the last sample was taken, with calls and copied bytes until then."""
+        """(time, calls, copied bytes) at the last sample."""
 
     def sample(self, now: float, measured: Measured) -> None:
         """Add a sample that ends now. The first call only begins."""
@@ -70,7 +70,6 @@ class Sampling:
         )
 
     def _count(self, jobs: list[JobRecord]) -> tuple[Counter[str], int]:
-        """Tasks of these jobs that have ended since the last sample by function, and how many of them failed."""
         seen, self._seen = self._seen, {}
         ended, failed = Counter[str](), 0
         has_names = sum(len(job.functions) for job in jobs) <= FUNCTIONS_COUNTED
@@ -83,6 +82,6 @@ class Sampling:
         return ended, failed
 
     def report(self, now: float, seconds: float = 0.0) -> list[dict[str, object]]:
-        """The samples of the last ``seconds``, in a list so that those of several nodes are added to it."""
+        """The samples of the last ``seconds``; a list, so that nodes' answers can be joined."""
         fine, coarse = self.series.after(now - seconds)
         return [{"now": now, "fine": [tuple(each) for each in fine], "coarse": [tuple(each) for each in coarse]}]

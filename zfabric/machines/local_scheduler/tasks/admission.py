@@ -1,4 +1,4 @@
-"""How a row becomes a task that waits or is ready: its terms, the objects it names; rows that are repeated or refused."""
+"""How a row becomes a waiting or ready task; rows that are repeated or refused."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from zfabric.protocol.messages import FAILED, OK
 from zfabric.protocol.options import Strategy, names_objects, option
 
 STRATEGIES_MOST = 1000
-"""Most strategies of a function of which it is remembered what their tasks have in common."""
+"""Strategies of a function for which shared extra fields are cached."""
 OF_QUEUES = frozenset({"demand", "env", "strategy", "captured"})
-"""Options that say in which queue a task waits."""
+"""Options that decide on a task's queue."""
 
 
 class Admission:
@@ -36,7 +36,7 @@ class Admission:
         self.stopping = stopping
 
     def accept(self, process: ProcessRecord, rows: m.Rows, now: float) -> list[TaskRecord]:
-        """Make records of tasks that a worker has already. Raises Refusal for tasks that are not plain."""
+        """Make records of tasks that a worker already has. Raises Refusal for tasks that are not plain."""
         job = process.job
         if job is None or job.ended:
             self.refuse_all(process.incarnation)
@@ -61,7 +61,7 @@ class Admission:
         return accepted
 
     def admit_with_strategy(self, task: TaskRecord, strategy: Strategy) -> None:
-        """Admit a task without dependencies whose only option is a strategy: there are as many of these as of plain tasks."""
+        """Admit a task whose only option is a strategy; there are as many as plain tasks."""
         function = task.function
         extras = function.by_strategy.get(strategy)
         if extras is None or extras.demand_queue.token not in self.tables.queues:  # type: ignore[union-attr]
@@ -73,7 +73,7 @@ class Admission:
         extras.demand_queue.tasks.append(task)  # type: ignore[union-attr]
 
     def set_terms(self, task: TaskRecord, now: float) -> None:
-        """Apply options that a call sets itself: resources, an environment, a deadline."""
+        """Apply a call's own resources, environment and deadline."""
         own = {name: value for name, value in task.options or () if value is not None}
         if not own.keys().isdisjoint(OF_QUEUES):
             function = task.function
@@ -92,14 +92,14 @@ class Admission:
             self.stopping.expect(task, now + timeout)
 
     def resolve(self, task: TaskRecord, others: int = 0) -> None:
-        """Pin the objects that a row names, and count the dependencies without a value.
+        """Pin what a row names, and count the dependencies without a value.
 
-        ``others`` counts what else the task waits for; ``Outcomes.resolved`` is called for each.
+        ``others`` counts what else the task waits for; each calls ``Outcomes.resolved``.
         """
         self._resolve(task, others)
 
     def resolve_later(self, task: TaskRecord) -> None:
-        """Resolve a task that other nodes may run, as far as this restarted scheduler knows: it waits until they all have registered."""
+        """Resolve a task that another node may run: it also waits for all nodes to register."""
         assert self.tables.unsettled is not None
         self.tables.unsettled[task] = None
         self._resolve(task, 1)
@@ -134,7 +134,7 @@ class Admission:
             self.outcomes.make_ready(task)
 
     def repeat(self, process: ProcessRecord, task: TaskRecord, row: m.Row) -> None:
-        """Accept a row whose task has a record. The same row is a repeat: a retried parent names its children as before."""
+        """Accept a row again: a retried parent submits the same children."""
         if task.row != row:
             self.refuse_row(process, row)
             return
@@ -161,7 +161,7 @@ class Admission:
         self.tables.touched[process] = None
 
     def refuse_row(self, process: ProcessRecord, row: m.Row) -> None:
-        """Refuse a row that differs from an earlier one with the same task id."""
+        """Refuse a row that differs from an earlier one with its id."""
         self.tables.counts["refused"] += 1
         text = f"task {short(row[0])} was submitted before with different content: its parent is not deterministic"
         process.results.append((row[0], FAILED, (pack_failure("FabricError", text),)))

@@ -1,11 +1,10 @@
-"""Direct submission: a driver that waits for each task before it submits the next sends its tasks straight to the worker that runs them.
+"""Direct submission: a driver that waits for each task sends the next straight to the worker.
 
-Four hops become two: the row goes from the driver to the worker, and a plain value straight back. Both report to the scheduler. For
-everything else the task is like any that it dispatched: it is found, cancelled, taken back, retried and rebuilt. The two reports on a task
-may arrive in either order: the worker's report is retained until the driver's arrives.
+That makes two hops instead of four.
 
-A direct lease ends when the worker is wanted elsewhere, has had no work for a while, or dies. The driver may be notified late, so its tasks
-are accepted until it has acknowledged the end.
+Driver and worker both report to the scheduler, in either order; a worker's report is retained until the driver's arrives. Apart from that,
+the task is like any other. A direct lease ends when the worker is wanted elsewhere, is idle for a while, or dies. The driver may be
+notified late, so its tasks are accepted until it has acknowledged the end.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from zfabric.protocol.ids import WORKER, Address, object_id
 from zfabric.protocol.messages import OK
 
 SENT_MAX = 256
-"""Most outcomes per lease that the worker has sent to the driver and the scheduler retains in case they are lost; beyond it, all are
-repeated."""
+"""Outcomes per lease that are retained in case the worker's message is lost; beyond that, all are repeated."""
 
 
 class DirectSubmissions:
@@ -36,21 +34,21 @@ class DirectSubmissions:
         self.stopping = stopping
         self.admission = admission
         self.candidates: dict[bytes, ProcessRecord] = {}
-        """Tasks of this turn that their driver submitted alone, as it did the ones before, with the driver."""
+        """Single tasks of this turn, with drivers that qualify for a lease."""
         self.waiting: dict[bytes, DirectLease] = {}
-        """Leases with messages that wait for reports of the worker."""
+        """Leases with messages that wait for the worker's reports."""
         self.active: dict[bytes, DirectLease] = {}
         """Leases that have not ended, by worker token."""
 
     # -- leases begin --
 
     def submitted(self, process: ProcessRecord, rows: m.Rows) -> None:
-        """Count how often in a row a driver submits a single task."""
+        """Count a driver's successive single tasks."""
         if len(rows) != 1:
             process.singles = 0
             return
         process.singles += 1
-        if process.singles >= self.tables.config.direct_lease_after and len(rows[0]) == 4:  # Others never go that way.
+        if process.singles >= self.tables.config.direct_lease_after and len(rows[0]) == 4:  # Other tasks never go that way.
             self.candidates[rows[0][0]] = process
 
     def end_of_turn(self, now: float) -> None:
@@ -73,7 +71,7 @@ class DirectSubmissions:
         if not short or not function.plain or queue is None or queue.concurrency or task.rare is not None:
             return
         if not queue.light:
-            return  # A task without a scheduled lease may use one CPU too many, but no other resource.
+            return  # Without a scheduled lease it may use one CPU too many, but nothing else.
         if worker.state != LEASED or worker.blocked_tasks or worker.process is None or len(worker.inflight) != 1:
             return
         lease = worker.direct
@@ -93,7 +91,7 @@ class DirectSubmissions:
     # -- what is submitted --
 
     def on_submitted_direct(self, now: float, source: Address, message: m.SubmittedDirect) -> None:
-        """Record tasks that a driver has submitted to a worker. Without rows: it has acknowledged the end of the lease."""
+        """Record a driver's tasks for a worker. Without rows, it acknowledges the end of the lease."""
         driver = self.tables.processes.get(source[1:])
         lease = driver.direct.get(message.worker) if driver is not None else None
         if driver is None or lease is None:
@@ -134,7 +132,7 @@ class DirectSubmissions:
     # -- messages that refer to unreported values --
 
     def on_direct_counts(self, now: float, source: Address, message: m.DirectCounts) -> None:
-        """Record how many values a worker has sent to a driver, or a driver has received from it."""
+        """Record how many values a worker has sent to a driver, or a driver has received."""
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
@@ -149,7 +147,7 @@ class DirectSubmissions:
                 lease.received = message.number
 
     def wait(self, source: Address, message: m.Message) -> bool:
-        """Retain a message if its sender has received values that the worker has not reported yet. Return whether it waits."""
+        """Retain a message whose sender has values that the worker has not reported. Return whether it waits."""
         process = self.tables.processes.get(source[1:])
         for lease in process.direct.values() if process is not None else ():
             if lease.received > lease.ended:
@@ -171,7 +169,7 @@ class DirectSubmissions:
     # -- leases end --
 
     def end(self, worker: WorkerRecord) -> None:
-        """End the direct lease of a worker and notify its driver."""
+        """End the direct lease of a worker, and notify its driver."""
         lease = worker.direct
         if lease is None or lease.over:
             return
@@ -183,7 +181,7 @@ class DirectSubmissions:
             self.tables.send_to_client(lease.driver, m.DirectAllowed(worker.token, (), self.tables.first_attempt))
 
     def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> None:
-        """End the lease of a dead worker. Reports on tasks that its driver submitted to it may still arrive."""
+        """End a dead worker's lease. Its driver may still report tasks."""
         lease = worker.direct
         if lease is not None:
             self.end(worker)
@@ -193,14 +191,14 @@ class DirectSubmissions:
             self._drop_early(lease, [each for each, said in lease.early.items() if said is not None and not _is_plain(*said)])
 
     def driver_gone(self, driver: ProcessRecord) -> None:
-        """Forget the leases of a driver that has exited."""
+        """Drop the leases of an exited driver."""
         for lease in list(driver.direct.values()):
             self.active.pop(lease.worker.token, None)
             lease.waiting.clear()
             self._forget(lease)
 
     def _report_again(self, lease: DirectLease) -> None:
-        """Send a driver the outcomes that the worker should have sent; of tasks that it has released, only that they ended."""
+        """Send a driver the outcomes that the worker should have sent."""
         sent, lease.sent = lease.sent, []
         for task in sent if lease.driver.incarnation in self.tables.processes else ():
             if task.holders is not None and self.tables.tasks.get(task.id) is task:

@@ -1,15 +1,12 @@
-"""Which worker runs which tasks next. Decided once per turn, over queues of tasks of one shape.
+"""Which worker runs which tasks next: decided once per turn, over queues of one shape.
 
-A worker leases the resources of a queue's demand and receives a batch of its tasks: a few milliseconds of estimated work. While it works
-through them, it is topped up. The lease ends when the worker has nothing left, so that queues of other shapes get resources. While some
-queue is starved of resources, no lease is topped up at all.
+A worker leases a queue's demand and receives a few milliseconds of its tasks, and is topped up; the lease ends when nothing is left, so
+that other shapes get resources. While some queue is starved, no lease is topped up. A longer task is sent one ahead, so that no worker
+idles for a round trip, and taken back as soon as others could run it or need the worker (``send_ahead``).
 
-Longer tasks are sent one ahead: behind the one that runs, so that no worker idles for a round trip between two of them. They are taken back
-as soon as anybody else could run them, or could use the worker (``send_ahead``).
-
-A worker whose top task waits in ``get`` receives tasks that this one waits for, to run on top of it. If there are none, its CPU is lent,
-and, up to a limit, another worker may start in its place. Only tasks for which a task waits, directly or through others, are put on top of
-it. So a buried task can only be waited for by a task above it in a cycle that the program itself made.
+A worker whose top task waits in ``get`` receives tasks that this one waits for, directly or through others, and no other ones: so a buried
+task is waited for only by a task above it in a circle of the program's own. If there are none, the CPU is lent and, within a limit, another
+worker may start.
 """
 
 from __future__ import annotations
@@ -51,11 +48,11 @@ from zfabric.protocol.options import RESOURCE_UNIT, Demand
 from zfabric.protocol.pieces import within_row
 
 INLINE_SEARCH_MAX = 256
-"""Most objects visited in one turn to find a task that a blocked worker can run."""
+"""Objects visited per turn in search of a task for a blocked worker."""
 AHEAD_SECONDS = 0.5
-"""A task is sent ahead if it, and the one before it, are expected to take at most this long: of more, a round trip is a thousandth."""
+"""Longest task sent ahead, or behind which one is sent: a thousand round trips."""
 AHEAD_BYTES = 2**20
-"""A task without inputs is sent ahead if its result is expected to be at most this large: to make more takes longer than a round trip."""
+"""Largest expected result of a producer sent ahead; more takes longer than a round trip."""
 
 
 class Dispatcher:
@@ -80,23 +77,23 @@ class Dispatcher:
         self.workers = workers
         self.backpressure = Backpressure(tables)
         self._blocked: dict[bytes, BlockedTask] = {}
-        """Blocked tasks by id: an index over the stacks of all workers."""
+        """Blocked tasks by id: an index over all workers' stacks."""
         self.starved = False
-        """Whether some shape that this node can run has ready tasks of which none runs."""
+        """Whether some feasible shape has ready tasks and none running."""
         self._turn = 0
         self.ahead: dict[bytes, WorkerRecord] = {}
         """Workers that were sent a task behind the one that they run, by token, the last one last; some have begun it."""
         self.overdue_at: float | None = None
         """When to look for tasks that turn out to be long and have others behind them."""
         self._unfinished = False
-        """Whether a search for tasks that a blocked worker may run goes on in the next turn."""
+        """Whether a search for a blocked worker's tasks continues in the next turn."""
         self._looked_at = 0
-        """The value of ``Tables.became_ready`` when this turn began: it may have passed the queues of tasks that became ready since."""
+        """``Tables.became_ready`` when this turn began."""
 
     # -- one turn --
 
     def turn(self, now: float) -> None:
-        """Serve blocked workers and all queues; end leases of workers that have nothing left."""
+        """Serve blocked workers and all queues; end leases without work."""
         blocked = []
         self._looked_at = self.tables.became_ready
         self._unfinished = self.workers.held_up = False
@@ -108,7 +105,7 @@ class Dispatcher:
                 blocked.append(worker)
             elif worker.state == LEASED and not worker.inflight:
                 if worker.gpus and worker.queue is not None and worker.queue and not self.starved and not self.tables.reserving:
-                    continue  # It goes on with the queue's next task, unless others wait for its resources.
+                    continue  # It goes on with its queue, unless others wait.
                 if worker.direct is None or self.tables.reserving or self.ahead or not worker.direct.reserves(queues, now):
                     self.end_lease(worker, now)
             elif worker.gpus and worker.state in (IDLE, ENDING):  # Its task ended, unreported, under an earlier daemon.
@@ -135,8 +132,7 @@ class Dispatcher:
     def in_a_hurry(self) -> bool:
         """Whether the next turn must come at once.
 
-        Tasks became ready after this one had begun, such as one that rebuilds a lost argument. Or tasks are ready, no worker may start for
-        them, and a search is unfinished.
+        Tasks became ready during this one, or a search is unfinished and no worker may start.
         """
         return self.tables.became_ready != self._looked_at or (self._unfinished and self.workers.held_up)
 
@@ -175,10 +171,10 @@ class Dispatcher:
                 self.end_lease(worker, now)
                 if len(queue) >= before:
                     return
-                # Inputs of those tasks have yet to be made again, or to be copied: others may begin.
+                # Inputs are being rebuilt or copied: others may begin.
 
     def _serve_actors(self, queue: ShapeQueue, now: float) -> None:
-        """Give each task a worker of its own, with the resources of its demand, for life."""
+        """Give each task a worker for life."""
         while queue.drop_stale() and queue.pool.fits(queue.demand):
             worker = self.workers.idle_for(queue)
             if worker is None:
@@ -190,7 +186,7 @@ class Dispatcher:
             self.workers.prestart(now)
 
     def _serve_hosts(self, queue: ShapeQueue, now: float) -> None:
-        """Place actors that share processes where there are fewest, many at once."""
+        """Place actors that share processes, in batches, where there are fewest."""
         hosts = [worker for worker in queue.leased.values() if worker.state == HOSTING]
         actors = sum(map(weight, hosts)) + queue.drop_stale()
         wanted = min(self.workers.cpus, actors)
@@ -200,7 +196,7 @@ class Dispatcher:
             if worker is None:
                 self.workers.maybe_spawn(queue, now)
                 if any(each.state == STARTING for each in self.tables.workers.values()):
-                    most = -(-actors // wanted)  # The rest is for the worker that is starting.
+                    most = -(-actors // wanted)  # The rest is for the starting worker.
                 break
             self.share(worker, queue)
             self.workers.prestart(now)
@@ -223,14 +219,14 @@ class Dispatcher:
                 self._assign(host, batches[host.token], now, inline=False)
 
     def share(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
-        """Dedicate a worker to actors that share it, as long as any live there."""
+        """Dedicate a worker to actors that share it."""
         if worker.queue is not queue:
             self._lease(worker, queue)
         worker.state = HOSTING
         worker.shared = True
 
     def _serve_async(self, queue: ShapeQueue, now: float) -> None:
-        """Fill each worker up to its concurrency before leasing another one."""
+        """Fill each worker up to its concurrency before leasing another."""
         for worker in list(queue.leased.values()):
             self._fill_async(worker, queue, now)
         while self._ready(queue) and queue.pool.fits(queue.demand):
@@ -259,7 +255,7 @@ class Dispatcher:
             self._assign(worker, batch, now, inline=False)
 
     def host(self, worker: WorkerRecord, task: TaskRecord) -> None:
-        """Dedicate a worker to an actor for life, with the resources of its demand; or to actors that share it."""
+        """Dedicate a worker to an actor, or to actors that share it."""
         queue = self.tables.queue_of(task)
         if queue.shared:
             self.share(worker, queue)
@@ -270,12 +266,12 @@ class Dispatcher:
         worker.state = HOSTING
 
     def _ready(self, queue: ShapeQueue) -> int:
-        """Number of tasks of a queue that may begin, of which the first is ready."""
+        """Number of a queue's tasks that may begin; the first is ready."""
         ready = queue.drop_stale()
         return len(queue.consumers) if ready and self.backpressure.holds(queue) else ready
 
     def _line(self, queue: ShapeQueue, now: float) -> deque[TaskRecord]:
-        """The line of a queue whose first task is next, unless none may begin."""
+        """The line of a queue that is next, unless none may begin."""
         return queue.consumers if self.backpressure.holds(queue) else queue.line(now)
 
     # -- leases --
@@ -292,7 +288,7 @@ class Dispatcher:
         queue.leased[worker.token] = worker
 
     def idle_at_once(self, queue: ShapeQueue) -> WorkerRecord | None:
-        """The idle worker that a turn would give the only ready task of a queue; None if the turn has more to decide."""
+        """The idle worker that a turn would give a queue's only task; None if the turn has more to decide."""
         if self.starved or self.tables.reserving or not queue.pool.fits(queue.demand):
             return None
         return self.workers.idle_for(queue)
@@ -307,14 +303,13 @@ class Dispatcher:
         self.tables.counts["dispatched"] += 1
 
     def resume(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
-        """Lease a worker again that has run tasks of ``queue`` since before a restart of the daemon."""
+        """Lease a worker again after a restart of the daemon."""
         self._lease(worker, queue)
 
     def end_lease(self, worker: WorkerRecord, now: float) -> None:
-        """End the lease of a worker that has nothing left to run. One that had GPUs exits; they are free once it is proved dead.
+        """End the lease of a worker without work. One with GPUs exits; its GPUs are free once it is proved dead.
 
-        CUDA shows a process, for its life, the GPUs that it was shown first, and libraries keep GPU memory for later tasks. So each
-        assignment of GPUs is to a process that has run nothing before and runs nothing else afterwards.
+        CUDA shows a process the same GPUs for life, and libraries keep GPU memory: each assignment of GPUs needs a fresh process.
         """
         if worker.gpus:
             if not self.workers.is_awaited(worker):
@@ -325,26 +320,26 @@ class Dispatcher:
         worker.idle_since = now
 
     def end_idle(self, now: float) -> None:
-        """End direct leases of idle workers, so that a query sees their resources as free."""
+        """End direct leases of idle workers, so that a query finds their resources free."""
         for worker in self.direct.idle():
             self.end_lease(worker, now)
 
     def _hold_gpus(self, worker: WorkerRecord) -> None:
-        """Count the GPUs of a process as used until it exits, although its task is gone."""
+        """Count a process's GPUs as used until it exits, although its task is gone."""
         if not worker.demand:
             worker.demand = (("GPU", RESOURCE_UNIT * len(worker.gpus)),)
             worker.pool = self.pool.acquire(worker.demand)
             self.pool.acquire_gpus(RESOURCE_UNIT * len(worker.gpus), worker.gpus)
 
     def abandon(self, worker: WorkerRecord) -> None:
-        """Empty the stack of a worker that is to end with its job. Its resources are free once it is proved dead."""
+        """Empty the stack of a worker that ends with its job; its resources are free once it is proved dead."""
         self.direct.end(worker)
         for blocked in worker.blocked_tasks:
             self._blocked.pop(blocked.task_id, None)
         worker.blocked_tasks.clear()
 
     def release(self, worker: WorkerRecord) -> None:
-        """Return the resources of a worker to the pool."""
+        """Return a worker's resources to the pool."""
         self.direct.end(worker)
         for blocked in worker.blocked_tasks:
             self._blocked.pop(blocked.task_id, None)
@@ -391,7 +386,7 @@ class Dispatcher:
                     room = 0
                     break
                 tasks.popleft()
-                task.assign(worker)  # At once: it may be in the queue a second time.
+                task.assign(worker)  # At once: it may be in the queue twice.
                 batch.append(task)
                 room -= 1
                 if alone or cost is None:
@@ -456,7 +451,7 @@ class Dispatcher:
             self.tables.send(WORKER + worker.process.incarnation, message)
 
     def _values(self, task: TaskRecord, worker: WorkerRecord) -> tuple[object, ...] | None:
-        """Values of a task's dependencies; None if the store has yet to locate some, or if one is missing."""
+        """Values of a task's dependencies; None if some are missing or yet to be located."""
         values: list[Any] = []
         missing: dict[bytes, object] = {}
         incarnation = worker.process.incarnation if worker.process is not None else b""
@@ -473,16 +468,13 @@ class Dispatcher:
         if not missing:
             limit = self.tables.config.row_bytes
             return tuple(values) if sum(map(len, values)) <= limit else within_row(values, limit)
-        # Inline values are stored as they are now: they may move to the arena before the store has located the others.
+        # Inline values are copied now: they may move to the arena meanwhile.
         missing.update((object_id, value) for object_id, value in zip(task.row[3], values, strict=True) if type(value) is not Stored)
         task.facts().wait_locations = missing
         return None
 
     def located(self, object_id: bytes, incarnation: bytes, offset: int, size: int) -> bool:
-        """Add a place that the store has pinned for a worker, and send a task that has all of its places.
-
-        Return False if no task of the worker waited for it.
-        """
+        """Add a located place, and send the task if it was the last. Return False if no task waits for it."""
         process = self.tables.processes.get(incarnation)
         worker = self.tables.workers.get(process.name) if process is not None else None
         if worker is None:
@@ -509,7 +501,7 @@ class Dispatcher:
     # -- blocked workers --
 
     def blocked(self, worker: WorkerRecord, message: m.Blocked) -> BlockedTask:
-        """Push a blocked task on its worker's stack; take over the tasks that the worker returned."""
+        """Push a blocked task on its worker's stack, and take back what the worker returned."""
         returned = [worker.inflight[task_id] for task_id in message.returned if task_id in worker.inflight]
         for task_id in message.returned if len(returned) < len(message.returned) else ():
             if task_id not in worker.inflight:
@@ -525,7 +517,7 @@ class Dispatcher:
         return blocked
 
     def _returned_early(self, worker: WorkerRecord, task_id: bytes) -> None:
-        """Note a returned task whose driver may not have reported yet that it submitted it."""
+        """Note a returned task that its driver may not have reported."""
         if worker.direct is not None and task_id not in self.tables.tasks:
             worker.direct.early[task_id] = None
 
@@ -536,7 +528,7 @@ class Dispatcher:
             self.unblocked(worker, message)
 
     def unblocked(self, worker: WorkerRecord, message: m.Unblocked) -> None:
-        """Pop a task that waits no longer. It goes on at once even if its CPU is lent: others finish what they have begun."""
+        """Pop a task that waits no longer. It goes on at once, even if its CPU is lent."""
         self._withdraw_unsent(worker)
         worker.waits += 1
         if worker.blocked_tasks and worker.blocked_tasks[-1].task_id == message.task_id:
@@ -547,7 +539,7 @@ class Dispatcher:
             worker.lent = False
 
     def _withdraw_unsent(self, worker: WorkerRecord) -> None:
-        """Take back tasks that were to run on top and whose arguments the store has not located yet."""
+        """Take back tasks for the top whose arguments are not located."""
         unsent = [task for task in worker.inflight.values() if task.rare is not None and task.rare.wait_locations is not None]
         self.outcomes.give_back(unsent)
 
@@ -578,7 +570,7 @@ class Dispatcher:
     def _wanted_ready(self, blocked: BlockedTask, worker: WorkerRecord) -> list[TaskRecord]:
         """Ready tasks that the blocked task needs, directly or through others, as many as may run now.
 
-        The search visits a limited number of objects per turn. Until it has ended, the task counts as one that may need another worker.
+        The search takes several turns if need be; meanwhile the task may need another worker.
         """
         find = self.tables.find
         if blocked.since < 0:
@@ -601,11 +593,11 @@ class Dispatcher:
             record = find(object_id)
             task = record.task if record is not None else None
             if record is not None and record.home:
-                blocked.barring = True  # Another node makes it, where what it needs may wait for workers of this one.
+                blocked.barring = True  # There, what it needs may wait for workers of this node.
             if is_call(object_id):
-                blocked.barring = True  # An actor will run it, which may yet have to be made: not on this worker.
+                blocked.barring = True  # Its actor may yet have to be created: not on this worker.
             if task is None and object_id[:TASK_BYTES] in self.tables.streams:
-                blocked.barring = True  # What makes a stream never runs on top of its reader.
+                blocked.barring = True  # A stream's maker never runs on top of its reader.
             if task is None or object_id in seen:
                 continue
             seen.add(object_id)
@@ -618,11 +610,11 @@ class Dispatcher:
                 if task.worker is not None and task.worker.remote:
                     blocked.barring = True
                 if task.function.concurrency or (waiting is not None and not waiting.inline):
-                    blocked.barring = True  # In an event loop, or in threads, it may wait for objects that are not reported.
+                    blocked.barring = True  # In an event loop or threads, it may have unreported waits.
             elif task.state == READY and not self._may_run_inline(task, worker):
                 blocked.barring = True
             elif task.state == READY and task.function.result_bytes and not task.row[3]:
-                producer = producer or task  # Unless there is one that reads what others have made.
+                producer = producer or task  # Only if nothing reads what others made.
             elif task.state == READY:
                 mean = task.function.mean
                 if batch and (mean is None or task.runs_alone or work + mean > config.prefetch_seconds):
@@ -655,7 +647,7 @@ class Dispatcher:
     # -- one task ahead --
 
     def send_ahead(self, queue: ShapeQueue, now: float) -> None:
-        """Send each worker of a queue one task behind the one that it runs, if there are enough: nobody knows which will end first."""
+        """Send each worker of a queue one task ahead, if there are enough."""
         if queue.for_life or queue.concurrency or self.tables.config.prefetch_tasks < 2:
             return
         if self._contested(queue) or queue.pool.fits(queue.demand):
@@ -673,7 +665,7 @@ class Dispatcher:
             if mean is None or mean > AHEAD_SECONDS or task.runs_alone:
                 return
             if task.function.result_bytes > AHEAD_BYTES and not task.row[3]:
-                return  # What reads the result of the running task is to go before it.
+                return  # Readers of the running task's result go first.
             line.popleft()
             if line is queue.tasks:
                 queue.passed_since = None
@@ -683,14 +675,14 @@ class Dispatcher:
             self.ahead[worker.token] = worker
 
     def _contested(self, queue: ShapeQueue) -> bool:
-        """Whether other tasks than those of a queue could need its workers, or other workers and nodes could run its tasks."""
+        """Whether other tasks may need a queue's workers, or others could run its tasks."""
         tables = self.tables
         if self._blocked or tables.reserving or tables.nodes:
             return True
         return any(each is not queue and _may_run_here(each) for each in tables.queues.values())
 
     def take_back_ahead(self) -> None:
-        """Take back what was sent ahead, each task once, if others could run it now or need its worker: as many as workers are idle."""
+        """Take back what was sent ahead, if others could run it or need its worker: at most one per idle worker."""
         idle = max(1, sum(1 for worker in self.tables.workers.values() if worker.state == IDLE))
         for token, worker in reversed(list(self.ahead.items())):
             queue = worker.queue
@@ -724,7 +716,7 @@ class Dispatcher:
             self.overdue_at = self.overdue(now)
 
     def overdue(self, now: float) -> float | None:
-        """Take back tasks behind those that turn out to be long; return when to check again."""
+        """Take back tasks behind long ones; return when to check again."""
         after = self.tables.config.take_back_after
         soonest = None
         for worker in self.tables.workers.values():
@@ -740,11 +732,11 @@ class Dispatcher:
         return soonest
 
     def _others_could(self, worker: WorkerRecord) -> bool:
-        """Whether another worker could now run what is queued behind a long task. Those of other nodes may."""
+        """Whether another worker, or node, could run what is queued behind a long task."""
         return worker.queue is None or bool(self.tables.nodes) or worker.queue.pool.fits(worker.queue.demand)
 
     def on_taken_back(self, now: float, source: Address, message: m.TakenBack) -> None:
-        """Requeue tasks that a worker returned. A task that was cancelled by force and has begun is killed."""
+        """Requeue returned tasks; kill the running one if it was cancelled by force."""
         worker = self.tables.worker_of(source)
         if worker is None:
             return
@@ -764,7 +756,6 @@ class Dispatcher:
 
 
 def _may_run_here(queue: ShapeQueue) -> bool:
-    """Whether a queue has tasks that this node could run: what it can never run takes no worker from others."""
     return bool(queue.tasks or queue.consumers) and not queue.away and queue.feasible is not False
 
 

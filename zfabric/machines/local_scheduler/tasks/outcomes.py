@@ -1,7 +1,7 @@
 """Outcomes of tasks: accepted, retried or failed, and sent to the processes that wait.
 
-Acceptance is at most once per attempt: a completion counts only if it comes from the worker that has the task now and names the attempt
-that was dispatched. Any other completion is late, and what it wrote into the arena is freed.
+Acceptance is at most once per attempt: a completion counts only if it is of the dispatched attempt and from the worker that has the task
+now. Any other is late, and its bytes in the arena are freed.
 """
 
 from __future__ import annotations
@@ -43,29 +43,27 @@ from zfabric.protocol.trace import marked
 from zfabric.protocol.wording import size
 
 _SMALL = frozenset((bytes,))
-"""The types of values that travel with an outcome."""
+"""Types of values that travel with an outcome."""
 _LARGE = frozenset((Stored, Elsewhere))
 
 
 class Crash(NamedTuple):
-    """How the worker died that had a task. Also the one output of an attempt that a node reports as ``LOST``."""
+    """How a task's worker died; also the one output of an attempt reported as ``LOST``."""
 
     suspect: bool
-    """Whether the worker ran the task when it died."""
+    """Whether the worker was running the task."""
     pid: int
     exit_code: int
     signal: int
     peak: int
-    """The most memory that it had, in bytes."""
+    """Most memory that it had, in bytes."""
     stderr: str
     memory: bool
-    """Whether it was killed because the node ran short of memory."""
 
 
 NAMED_MOST = 3
-"""Tasks that the text of a timeout names."""
 ALONE_AFTER = 2
-"""Crashes after which a task is suspected: it then runs with nothing behind it on its worker."""
+"""Crashes after which a task runs with nothing behind it on its worker."""
 STOPPED = {
     "cancelled": "TaskCancelledError",
     "force": "TaskCancelledError",
@@ -76,31 +74,30 @@ STOPPED = {
 
 
 _MARKS = {RETRY: "retried", INTERRUPTED: "cancelled"}
-"""Marks in the timeline for attempts with these statuses; other unsuccessful attempts are marked as failed."""
+"""Timeline marks of attempts with these statuses; others that did not succeed are marked as failed."""
 
 
 class Outcomes:
-    """Accepts outcomes, retries and fails tasks, over the shared tables."""
+    """Accepts outcomes; retries and fails tasks."""
 
     def __init__(self, tables: Tables, references: References, node: bytes) -> None:
         self.tables = tables
         self.references = references
         self.node = node
         self.renamed: dict[int, str] = {}
-        """For the last batch of completions: names in the timeline, by index, of rows that are not named after their function or that did
-        not succeed."""
+        """Timeline names for the last batch, by index, where they differ from the function's or the attempt did not succeed."""
         self.with_inputs: list[TaskRecord] = []
         """Tasks with dependencies that became ready in this turn, if there are other nodes."""
         self.usual_seconds = 0.0
-        """Exponential average of the running time of all tasks of this node."""
+        """Exponential average of all tasks' running times."""
         self._ending = False
         self._failing: deque[tuple[TaskRecord, int, bytes]] = deque()
-        """Tasks to fail because a dependency failed: a queue and not recursion, since chains are long."""
+        """Failures to apply: a queue and not recursion, since chains are long."""
 
     # -- completions --
 
     def completed(self, worker: WorkerRecord, message: m.Completed, now: float) -> None:
-        """Accept a worker's outcomes of attempts."""
+        """Accept a worker's ends of attempts."""
         tables = self.tables
         inflight = worker.inflight
         for function_id, count, seconds in message.durations:
@@ -169,12 +166,11 @@ class Outcomes:
             worker.work = 0.0
 
     def _ended_early(self, lease: DirectLease, row: m.Row, extra: m.Row | None) -> None:
-        """Retain an outcome until the driver reports that it submitted the task. The worker releases the refs inside its value."""
+        """Retain an outcome until the driver reports the task. The worker releases the refs inside."""
         lease.early[row[0]] = (row, extra)
         self.references.pin(contained_in(row, extra))
 
     def _called(self, task: TaskRecord, status: int, outputs: m.Row) -> str:
-        """Name of an attempt in the timeline."""
         if status == OK:
             return task.name
         mark = _MARKS.get(status, "failed")
@@ -185,14 +181,13 @@ class Outcomes:
         return marked(task.name, mark)
 
     def _settle(self, worker: WorkerRecord, task: TaskRecord, status: int, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
-        """Handle an outcome that is not the plain one."""
         if task.function.stream is not None:
             self._recorded(worker, task.id)
         if task.function.delegated:
             self._end_delegated(task, status, outputs, extra)
             return
         stopped = task.rare.stopped if task.rare is not None else ""
-        if status == INTERRUPTED:  # The request may have come from an earlier daemon: the outcome has the reason.
+        if status == INTERRUPTED:  # An earlier daemon may have requested it: the outcome has the reason.
             reason = next((each for each in STOPPED if (each.encode(),) == outputs), stopped)
             kind = STOPPED.get(reason, "TaskCancelledError")
             self.fail(task, kind, stopped_text(task, reason) + _BEGUN.get(reason, ""), self._facts(task, worker))
@@ -211,7 +206,7 @@ class Outcomes:
         elif status == FAILED:
             self._finish(task, FAILED, outputs[0] if outputs else pack_failure("FabricError", "the worker gave no reason"))
         elif task.function.stream is not None and (stream := self.tables.streams.get(task.id)) is not None and not stream.whole:
-            self._once_more(task)  # Some values were lost, with an earlier daemon or since it yielded them.
+            self._once_more(task)  # Values were lost, with a daemon or since they were yielded.
         else:
             self._accept_values(worker, task, outputs, extra)
 
@@ -233,7 +228,7 @@ class Outcomes:
         self._done(task, OK)
 
     def set_value(self, record: AnyObject, value: object, refs: tuple[bytes, ...], writer: bytes, rebuildable: bool) -> None:
-        """Record a value: inline bytes, a place in the arena that ``writer`` wrote, or the size of one that the node ``writer`` has."""
+        """Record a value: inline bytes, a place in the arena written by ``writer``, or the size of a value of the node ``writer``."""
         record.status = OK
         if isinstance(value, tuple):
             offset, size = value
@@ -255,12 +250,12 @@ class Outcomes:
             self.contain(record, refs)
 
     def contain(self, record: AnyObject, refs: tuple[bytes, ...]) -> None:
-        """Retain the objects inside a value, and release the objects that were inside it before."""
+        """Pin the objects inside a value, and unpin those inside its predecessor."""
         before, record.contained = record.contained, refs
         if refs:
             self.references.pin(refs)
         if before:
-            self.references.unpin(before)  # The value was lost, and made again with other refs inside.
+            self.references.unpin(before)  # A rebuilt value may have other refs inside.
 
     def _late(self, worker: WorkerRecord, task_id: bytes, attempt: int, outputs: m.Row) -> None:
         stream = self.tables.streams.get(task_id)
@@ -275,19 +270,19 @@ class Outcomes:
             self.drop_copy(worker, object_id(task_id, index), value)
 
     def _unreadable(self, worker: WorkerRecord, stream: StreamRecord, outputs: m.Row) -> None:
-        """Fail the stream of an actor's call, whose values were refused (``refusals``). The call goes on to an outcome of its own."""
+        """Fail the stream of a call, whose values were refused (``refusals``). The call itself goes on."""
         actor = self.tables.actors.get(stream.actor)
         if actor is not None and actor.worker is worker:
             failure = next((value for value in outputs if type(value) is bytes), b"")
             self.tables.transitions.append(StreamMakerEnded(stream.owner.object_id[:TASK_BYTES], FAILED, failure))
 
     def _recorded(self, worker: WorkerRecord, task_id: bytes) -> None:
-        """Have a worker release what it retains of a stream, behind the end of the attempt that made it."""
+        """Have a worker release what it retains of a stream, behind its end."""
         if worker.process is not None and not worker.remote:
             self.tables.send(WORKER + worker.process.incarnation, m.OutcomesRecorded((task_id,)))
 
     def drop_copy(self, worker: WorkerRecord, identifier: bytes, value: object) -> None:
-        """Free a second copy of a value in the arena, under an id that nothing else has; or have the node drop it that has it."""
+        """Free a second copy of a value, under an id of its own, or have its node drop it."""
         if isinstance(value, int) and worker.remote:
             record = self.tables.find(identifier)
             there = record is not None and isinstance(record.value, Elsewhere) and record.value.place == worker.token
@@ -302,11 +297,11 @@ class Outcomes:
     # -- endings --
 
     def fail(self, task: TaskRecord, kind: str, text: str, facts: Facts) -> None:
-        """Fail a task for a reason of the fabric's."""
+        """Fail a task with an error of the fabric."""
         self._finish(task, FAILED, pack_failure(kind, text, facts))
 
     def stopped(self, task: TaskRecord, reason: str) -> None:
-        """Fail a task that was not dispatched: it was cancelled, or its deadline has passed."""
+        """Fail a task that was not dispatched: cancelled, or past its deadline."""
         task.facts().stopped = reason
         kind = STOPPED[reason]
         ready = task.state == READY
@@ -318,7 +313,7 @@ class Outcomes:
             self.tables.queue_of(task).stop_one()
 
     def give_up(self, task: TaskRecord) -> None:
-        """Fail a task that does not stop. Its worker remains busy with it; what that reports is late."""
+        """Fail a task that does not stop. Its worker remains busy; its report will be late."""
         rare, worker = task.facts(), task.worker
         assert worker is not None
         kind = STOPPED[rare.stopped]
@@ -329,18 +324,17 @@ class Outcomes:
         self.renumber(task)
         self.tables.counts["tasks_given_up"] += 1
         why = f"does not stop: it goes on in worker {worker.pid} and holds its resources until it ends"
-        if isinstance(worker, NodeRecord):  # Its end is reported by that node, which may be dead.
+        if isinstance(worker, NodeRecord):  # That node reports its end, if it lives.
             why = f"{worker.name} does not report that it has stopped: it holds its resources there until it ends"
         self.fail(task, kind, f"{stopped_text(task, rare.stopped)}, and {why}", facts)
 
     def still_running(self, task: TaskRecord, worker: WorkerRecord) -> None:
-        """Put a task that has its outcome in flight on a worker, which reports to a restarted daemon that it still runs it."""
+        """Enter a task with an outcome that a worker still runs, after a restart."""
         task.facts().running_on = worker
         worker.inflight[task.id] = task
         self.renumber(task)
 
     def _stopped_at_last(self, task: TaskRecord, worker: WorkerRecord, attempt: int) -> None:
-        """Record that a worker has ended a task that was given up."""
         task.facts().running_on = None
         if worker.remote and task.function.actor is not None:
             self.tables.transitions.append(ActorUnwanted(worker, task.id, attempt))
@@ -348,11 +342,11 @@ class Outcomes:
             worker.work -= task.function.mean
 
     def end_with(self, task: TaskRecord, status: int, payload: bytes) -> None:
-        """End a task with the failure of something it depends on."""
+        """End a task with the failure of a dependency."""
         self._finish(task, status, payload)
 
     def wait_again(self, task: TaskRecord, absent: Sequence[AnyObject]) -> None:
-        """Let a task that was assigned and not sent wait for inputs that are not here (any more)."""
+        """Have a task that was assigned and not sent wait for missing inputs."""
         self._detach(task)
         task.wait(len(absent))
         for record in absent:
@@ -361,7 +355,7 @@ class Outcomes:
             record.dependents.append(task)
 
     def adopt(self, task: TaskRecord) -> None:
-        """Finish a task whose value a process has offered."""
+        """Finish a task whose values a process has offered."""
         self._detach(task)
         self._unpin_row(task)
         task.finish()
@@ -381,10 +375,7 @@ class Outcomes:
         self.tables.touched[process] = None
 
     def _failure_of(self, task: TaskRecord, status: int, payload: bytes) -> tuple[int, m.Row]:
-        """The status and the values with which submitters learn that a task has failed.
-
-        A task that was to make lost values again may have others still: these remain what they are, so that the submitter fetches each.
-        """
+        """Status and values sent for a failed task: if some values exist, the submitter fetches each."""
         values = task.values()
         return (OK, (None,) * len(values)) if any(record.status == OK for record in values) else (status, (payload,))
 
@@ -393,7 +384,7 @@ class Outcomes:
         self._fail_all()
 
     def _fail_all(self) -> None:
-        """End all queued failures and everything that follows from them. Nested calls leave that to the outermost one."""
+        """Apply all queued failures and what follows. Nested calls leave that to the outermost."""
         if self._ending:
             return
         self._ending = True
@@ -414,7 +405,7 @@ class Outcomes:
             self.set_failure(record, status, payload)
         self.tables.counts["tasks_failed"] += 1
         task.function.failed += 1
-        if status == FAILED and task.block is not None:  # The next daemon must not run a cancelled or failed task again.
+        if status == FAILED and task.block is not None:  # The next daemon must not run it again.
             self.references.blocks.withdraw(task.id, task.block)
             task.block = None
         self._done(task, status, payload)
@@ -432,7 +423,7 @@ class Outcomes:
         if task.function.stream is not None:
             self.tables.transitions.append(StreamMakerEnded(task.id, status, payload))
         self._unpin_row(task)
-        for record in reversed(task.values()):  # Who reads the first value is announced last, and runs first.
+        for record in reversed(task.values()):  # The reader of the first value is announced last, and runs first.
             self.announce(record)
             if record.holders is None:
                 self.tables.spare.append(record)
@@ -451,10 +442,10 @@ class Outcomes:
             self._send_to_others(task, status, row)
 
     def _end_delegated(self, task: TaskRecord, status: int, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
-        """An attempt of a task of another node has ended: it is that node's to decide what follows. Nothing of the task stays here."""
+        """Queue the end of a delegated attempt for its home, which decides what follows, and drop the task."""
         worker = task.worker
         if worker is not None and status == OK and extra is None and task.function.actor is None and _SMALL.issuperset(map(type, outputs)):
-            row = task.row  # Most are of this kind: small values without refs, of tasks without arguments that are pinned.
+            row = task.row  # Most are plain: small values without refs.
             if row[3] or len(row) > 4:
                 self.remove_delegated(task)
             else:
@@ -483,7 +474,7 @@ class Outcomes:
             self.tables.transitions.append(GuestTaskEnded(task, worker if status != LOST else None, status))
 
     def remove_delegated(self, task: TaskRecord) -> None:
-        """Remove a task of another node."""
+        """Remove a delegated task."""
         worker = task.worker
         task.finish()
         if worker is not None:
@@ -493,7 +484,7 @@ class Outcomes:
         self.tables.tasks.pop(task.id, None)
 
     def retain_for_home(self, identifier: bytes, home: bytes, worker: WorkerRecord, value: object, refs: m.Ids) -> object:
-        """Retain a large value that another node's task or call made here, for that node. Return its size, or the value if it is small."""
+        """Retain a large value for its home, another node. Return its size, or the value if it is small."""
         if not isinstance(value, tuple):
             return value
         record = self.tables.find(identifier)
@@ -505,11 +496,10 @@ class Outcomes:
         else:
             self.set_value(record, value, refs, worker.process.incarnation if worker.process else b"", False)
             self.announce(record)
-            self.tables.spare.append(record)  # Who had requested it here may have released it meanwhile.
+            self.tables.spare.append(record)  # Requests for it may have ended meanwhile.
         return value[1]
 
     def _lost_elsewhere(self, task: TaskRecord, node: WorkerRecord, outputs: m.Row) -> None:
-        """A worker of another node died, which had the task."""
         crash = Crash(*unpack_row(outputs[0])) if outputs and type(outputs[0]) is bytes else Crash(False, 0, 0, 0, 0, "", False)
         if crash.suspect:
             self._crashed(task, node, crash)
@@ -519,15 +509,15 @@ class Outcomes:
             self.make_ready(task, front=True)
 
     def node_lost(self, node: WorkerRecord) -> None:
-        """Another node is dead: what it ran runs again. Which of it killed a worker there, if anything did, nobody knows."""
+        """Run again what a dead node had. What killed a worker there is unknown."""
         for task in reversed(list(node.inflight.values())):
             self.attempt_lost(task, node)
         node.inflight.clear()
 
     def attempt_lost(self, task: TaskRecord, node: WorkerRecord) -> None:
-        """The attempt that another node had is lost with it, or with its daemon: the task runs again, unless it was to be stopped.
+        """Run a task again whose attempt is lost with a node or daemon, unless it was being stopped.
 
-        Nobody knows whether it had begun. So a task that is not to run twice fails.
+        The attempt may have begun: a task that must not run twice fails.
         """
         stopped = task.rare.stopped if task.rare is not None else ""
         if task.state == DONE:
@@ -544,7 +534,6 @@ class Outcomes:
             self.make_ready(task, front=True)
 
     def _send_to_others(self, task: TaskRecord, status: int, row: m.Row) -> None:
-        """Send the outcome to earlier submitters of the task, too."""
         rare = task.rare
         if rare is None or rare.common:
             return
@@ -589,7 +578,7 @@ class Outcomes:
             self._fail_all()
 
     def settle_value(self, record: AnyObject, status: int, payload: bytes) -> None:
-        """Record the outcome of a value that no task makes: bytes or an error."""
+        """Record the outcome of a value that no task makes."""
         if status == OK:
             record.status = status
             self.tables.inline.replace(record, payload)
@@ -600,7 +589,7 @@ class Outcomes:
             self.tables.spare.append(record)
 
     def hand_over(self, record: AnyObject, incarnation: bytes) -> None:
-        """Send an existing value to a process: at once if it is inline, else once the store has located it."""
+        """Send an existing value to a process: an inline one at once, else when the store has located it."""
         if incarnation in self.tables.nodes:
             self.tables.for_nodes.append((incarnation, record))
         elif isinstance(record.value, Elsewhere):
@@ -615,12 +604,12 @@ class Outcomes:
                 self.tables.send_to_client(process, m.Objects(((record.object_id, record.status, record.value, record.contained),)))
 
     def make_ready(self, task: TaskRecord, front: bool = False) -> None:
-        """Put a task into its queue: at the end of its line, or in ``front`` if an input has just been made or it was ready before."""
+        """Queue a ready task, in ``front`` if an input was just made or it was ready before."""
         task.ready()
         self.tables.became_ready += 1
         queue = self.tables.queue_of(task)
         if task.rare is not None and task.rare.demand_queue is queue and queue.token not in self.tables.queues and not queue.job.ended:
-            queue = task.rare.demand_queue = self.tables.queue_for(queue.job, queue.shape)  # It was removed while nothing needed it.
+            queue = task.rare.demand_queue = self.tables.queue_for(queue.job, queue.shape)  # The queue was removed while unneeded.
         if not task.row[3]:
             line = queue.tasks
         else:
@@ -634,20 +623,20 @@ class Outcomes:
             line.append(task)
 
     def take_with_inputs(self) -> list[TaskRecord]:
-        """Take the tasks with dependencies that became ready in this turn; none are noted without other nodes."""
+        """Take the tasks with dependencies that became ready in this turn."""
         tasks, self.with_inputs = self.with_inputs, []
         return tasks
 
     def reads_large(self, task: TaskRecord) -> bool:
-        """Whether a task reads a large value that exists, here or on another node."""
+        """Whether a task reads an existing large value."""
         return any(type(record.value) in _LARGE for record in map(self.tables.find, task.row[3]) if record is not None)
 
     def reads_elsewhere(self, task: TaskRecord) -> bool:
-        """Whether a task reads a large value that lies on another node."""
+        """Whether a task reads a large value of another node."""
         return any(type(record.value) is Elsewhere for record in map(self.tables.find, task.row[3]) if record is not None)
 
     def resolved(self, task: TaskRecord) -> None:
-        """Note that one thing is there for which a task waits, if it still waits."""
+        """Count down what a waiting task waits for."""
         if task.state == WAITING:
             facts = task.facts()
             facts.unresolved -= 1
@@ -667,15 +656,12 @@ class Outcomes:
         self.renumber(task)
         if self.tables.unsettled is None or task.function.actor is not None:
             self.make_ready(task, front)
-        else:  # The daemon before may have been told the same: another node may have the attempt that it gave out then.
+        else:  # The earlier daemon may have done the same: another node may have that attempt.
             task.wait(1)
             self.tables.unsettled[task] = None
 
     def give_back(self, tasks: Iterable[TaskRecord]) -> None:
-        """Requeue tasks that a worker has not begun, at the head of their queue, as the same attempt.
-
-        Tasks that are to be stopped end instead.
-        """
+        """Requeue unbegun tasks at the head of their queue, as the same attempt; end those that are being stopped."""
         for task in reversed(list(tasks)):
             if task.state == DONE:
                 if task.rare is not None and task.rare.running_on is not None:  # It was given up before it began.
@@ -703,7 +689,7 @@ class Outcomes:
             self._unpin_places(worker, task)
 
     def _unpin_places(self, worker: WorkerRecord, task: TaskRecord) -> None:
-        """Unpin arguments that the store has located for a task that is not sent after all: its worker's process does it."""
+        """Have the worker's process unpin arguments located for a task that is not sent."""
         if task.rare is None or task.rare.wait_locations is None:
             return
         places, task.rare.wait_locations = task.rare.wait_locations, None
@@ -716,9 +702,9 @@ class Outcomes:
         return limit < 0 or (task.rare.retries if task.rare is not None else 0) < limit
 
     def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> set[bytes]:
-        """Requeue, retry or fail the tasks of a worker that is proved dead. Only the task that it was running is suspected.
+        """Requeue, retry or fail the tasks of a dead worker. Only the running one is suspected.
 
-        Return the prefixes of ids of children that its unfinished attempts submitted.
+        Return the id prefixes of the children of its void attempts.
         """
         inflight = list(worker.inflight.values())
         void: set[bytes] = set()
@@ -743,7 +729,7 @@ class Outcomes:
                 self._crashed(task, worker, crash)
             else:
                 self._detach(task)
-                # It may have begun, or even finished unreported: a late report must not count.
+                # It may have begun, or even ended unreported: a late report must not count.
                 self.renumber(task)
                 self.make_ready(task, front=True)
         worker.inflight.clear()
@@ -809,16 +795,16 @@ class Outcomes:
 
 
 def contained_in(row: m.Row, extra: m.Row | None) -> tuple[bytes, ...]:
-    """Refs inside all values of a completion, from its row of ``Completed.extras``, or inside its error."""
+    """Refs inside all values of a completion, or inside its error."""
     if extra is not None:
         return tuple(identifier for refs in extra[0] for identifier in refs)
     return refs_in(row[3][0]) if row[2] != OK and row[3] else ()
 
 
 def _pushed(record: AnyObject) -> bytes | None:
-    """The value that travels with an outcome: small and without refs inside. Other values are None, and fetched on request.
+    """The value sent with an outcome: inline, without refs. Others are fetched on request.
 
-    So is the end of a stream: its submitter retains the task row, which would rebuild lost values.
+    So is a stream's end: its submitter retains the row, which can rebuild lost values.
     """
     if type(record) is TaskRecord and record.function.stream is not None:
         return None
@@ -829,7 +815,7 @@ _BEGUN = {"timeout": ": it had begun"}
 
 
 def stopped_text(task: TaskRecord, reason: str) -> str:
-    """What is said of a task that was stopped."""
+    """What is said of a stopped task."""
     if reason == "run_timeout":
         return f"{task.name} ran longer than its run_timeout of {task.option('run_timeout')} s"
     if reason == "timeout":
@@ -838,7 +824,7 @@ def stopped_text(task: TaskRecord, reason: str) -> str:
 
 
 def waits_for(tables: Tables, task: TaskRecord) -> str:
-    """For what a task waits that has not begun: arguments, resources, or the tasks before it."""
+    """What an unbegun task waits for: arguments, resources, or tasks before it."""
     if task.state == WAITING:
         missing = [each for each in task.row[3] if (record := tables.find(each)) is not None and record.status == PENDING]
         makers = (record.task for each in missing[:NAMED_MOST] if (record := tables.find(each)) is not None)

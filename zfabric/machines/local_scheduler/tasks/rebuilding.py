@@ -1,7 +1,6 @@
-"""Rebuilding lost values: the tasks that made them run again, after the tasks that made their lost inputs (paper, section 4.2.3).
+"""Rebuilding lost values: their tasks run again, after the tasks of lost inputs (paper, section 4.2.3).
 
-A value that no task made is read from the control store if it was put as durable, or made again by its actor. Otherwise a failure with the
-reason takes its place.
+A value without a task is read from the control store if it is durable, made again by its logged actor, or fails with the reason.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from zfabric.protocol.ids import TASK_BYTES, index_of, is_call, is_put, short
 from zfabric.protocol.messages import FAILED, OK
 
 NOT_KEPT = ", not made by a task: nothing can make it again (put(x, durable=True) would have kept it)"
-"""Why a value that was put cannot be rebuilt."""
+"""Why a put value cannot be rebuilt."""
 
 NO_COPY = "no copy of it is left"
-"""Why a value is rebuilt that somebody needs: it made room for others, or the node that had it has died."""
+"""Why a needed value is rebuilt: it was dropped for room, or its node died."""
 
 
 class Rebuilding:
-    """Rebuilds lost values, over the shared tables."""
+    """Rebuilds lost values."""
 
     def __init__(self, tables: Tables, references: References, outcomes: Outcomes) -> None:
         self.tables = tables
@@ -44,12 +43,11 @@ class Rebuilding:
         self.outcomes = outcomes
 
     def rebuild(self, record: AnyObject, reason: str) -> str:
-        """Run the task of a lost value again, and tasks that it needs first. Return why that is impossible, or an empty string.
-
-        Uses a list and no recursion, since chains are long.
+        """Run a lost value's task again, after its inputs' tasks. Return why that is impossible, or an empty string. No recursion: chains
+        are long.
         """
         agenda = [record]
-        begun: set[TaskRecord] = set()  # Their lost inputs are on the agenda above them.
+        begun: set[TaskRecord] = set()  # Their lost inputs are above them on the agenda.
         while agenda:
             wanted = agenda[-1]
             task = wanted.task
@@ -81,7 +79,7 @@ class Rebuilding:
             missing = [needed for needed in inputs if _is_lost(needed) and (needed.task is None or needed.task.state == DONE)]
             if missing:
                 begun.add(task)
-                if any(needed.task in begun for needed in missing):  # Another node has sent such rows: this one accepts none.
+                if any(needed.task in begun for needed in missing):  # Only rows from another node can form a circle.
                     return f"{reason}, and the task that makes it needs a value that is made of it"
                 agenda.extend(reversed(missing))
             else:
@@ -90,11 +88,11 @@ class Rebuilding:
         return ""
 
     def _begin_without_task(self, record: AnyObject, reason: str) -> bool:
-        """Have a lost value read, replayed or yielded again: it becomes pending. Return False if nothing has it, or can make it."""
+        """Have a lost value read, replayed or yielded again; it becomes pending. Return False if that is impossible."""
         return self._read(record, reason) or self._remake(record, reason) or self._yield_again(record, reason)
 
     def _read(self, record: AnyObject, reason: str) -> bool:
-        """Request the control store's copy of a value. Return False if it was not put as durable."""
+        """Request the control store's copy of a durable value, which becomes pending. Return False if it has none."""
         if isinstance(record, TaskRecord) or not record.durable:
             return False
         record.status = PENDING
@@ -102,7 +100,7 @@ class Rebuilding:
         return True
 
     def _remake(self, record: AnyObject, reason: str) -> bool:
-        """Request a replay of an actor's calls for a value, which becomes pending. Return False if no log can make it."""
+        """Request a replay of an actor's calls, so that the value becomes pending. Return False if no log has it."""
         if self.tables.maker_of(record.object_id) is None:
             return False
         record.status = PENDING
@@ -111,7 +109,7 @@ class Rebuilding:
         return True
 
     def _run_again(self, task: TaskRecord, inputs: list[AnyObject]) -> None:
-        """Run a finished task again for its values; its dependencies exist or are on their way."""
+        """Run a finished task again. Its dependencies exist or are pending."""
         self.references.revive(task)
         self.tables.failures.pop(task.id, None)
         unresolved = 0
@@ -132,7 +130,7 @@ class Rebuilding:
                 self.tables.inline.replace(value, None)
         self.outcomes.renumber(task)
         task.facts().rebuilt = True
-        if self.tables.unsettled is not None:  # Another node may have the value, and has not registered with this restarted scheduler.
+        if self.tables.unsettled is not None:  # Another node may have the value, and is yet to register.
             self.tables.unsettled[task] = None
             unresolved += 1
         self.tables.counts["rebuilds"] += 1
@@ -142,7 +140,7 @@ class Rebuilding:
             self.outcomes.make_ready(task)
 
     def lost(self, identifier: bytes, reason: str) -> None:
-        """Handle a value of which the store has no copy, or (``full:``) no room to bring it back from disk."""
+        """Handle a value of which the store has no copy, or (``full:``) no room to restore it."""
         askers = self.tables.locating.pop(identifier, [])
         record = self.tables.find(identifier)
         if record is None or type(record.value) is not Stored:
@@ -165,29 +163,29 @@ class Rebuilding:
         self.tables.inline.replace(record, None)
         if isinstance(record, BorrowedRecord):
             record.dropped = True
-            if record.home in holders_of(record):  # It was all that the home had of it.
+            if record.home in holders_of(record):  # It was all that the home had.
                 drop_holder(record, record.home)
                 self.tables.send_to_node(record.home, m.CopyLost(identifier, reason))
         if record.task is not None and record.task.state != DONE:
             return
         if reason == "evicted" and not record.fetchers and not record.dependents:
-            return  # It is rebuilt once a process requests it, even if it is held or inside a value: memory is short.
+            return  # Memory is short: it is rebuilt only on request.
         if record.holders is None and record.pins <= 0 and not record.fetchers:
             return
         self.make_available(record, reason)
 
     def copy_lost(self, record: AnyObject, reason: str) -> None:
-        """Handle a value of this node that another one retained for it and has lost. It is rebuilt once something waits for it."""
+        """Handle the loss of a value that another node retained for this home; it is rebuilt if something waits for it."""
         if self._take_copy(record):
             return
-        self.tables.unwanted.append(record.object_id)  # What is made again may have other bytes.
+        self.tables.unwanted.append(record.object_id)  # The rebuilt value may differ.
         self.tables.inline.replace(record, None)
         stream = self.tables.streams.get(record.object_id[:TASK_BYTES])
         if record.fetchers or record.dependents or (stream is not None and not stream.closed):
             self.make_available(record, reason)
 
     def _take_copy(self, record: AnyObject) -> bool:
-        """Have another node retain its copy of a lost value of this one, if there may be such a copy."""
+        """Have another node retain its copy of a lost value. Return False if none has one."""
         value = record.value
         assert isinstance(value, Stored | Elsewhere)
         lost_at = value.place if isinstance(value, Elsewhere) else b""
@@ -204,7 +202,7 @@ class Rebuilding:
         return True
 
     def durable_found(self, now: float, about: tuple[bytes, str], answer: m.Found) -> None:
-        """Store the control store's copy of a durable value whose other copies were lost."""
+        """Enter the control store's copy of a durable value, or fail the value."""
         identifier, reason = about
         record = self.tables.find(identifier)
         if record is None or record.status != PENDING:  # It was freed, or put again.
@@ -226,9 +224,9 @@ class Rebuilding:
             self.tables.spare.append(record)
 
     def _yield_again(self, record: AnyObject, reason: str) -> bool:
-        """Have the task of a stream make a lost value of it again. Return False if there is none, or it must not run again.
+        """Have a stream's task yield a lost value again. Return False if it cannot.
 
-        A transition: inputs of the task may have been yielded, too, and chains are long.
+        By a transition and not by recursion: inputs of the task may be yielded, too.
         """
         stream = self.tables.streams.get(record.object_id[:TASK_BYTES])
         if stream is None or isinstance(record, TaskRecord) or not isinstance(stream.owner, TaskRecord):
@@ -242,7 +240,7 @@ class Rebuilding:
         return True
 
     def _why_not_yielded(self, record: AnyObject) -> str:
-        """Why a value of a stream is not made again; empty if it is."""
+        """Why a stream's value is not made again; empty if it is."""
         task = self.tables.makes(record)
         if task is None and index_of(record.object_id):
             return "no task is left that makes it: an actor's stream yielded it, or its task's row went at the lineage cap"
@@ -254,7 +252,7 @@ class Rebuilding:
 
     def make_available(self, record: AnyObject, reason: str = NO_COPY) -> None:
         """Rebuild a value, or record why that is impossible."""
-        if isinstance(record, BorrowedRecord):  # A copy is lost: the home has the value, or decides what follows.
+        if isinstance(record, BorrowedRecord):  # Its home has the value, or decides what follows.
             record.status = PENDING
             record.asked = b""
             self.tables.want(record)
@@ -270,9 +268,9 @@ class Rebuilding:
             self.outcomes.announce(record)
 
     def hold_back(self, task: TaskRecord, here: bool) -> bool:
-        """Let a task wait for inputs that were lost since it became ready, and are made again side by side; or fail as they did.
+        """Have a task wait for inputs lost since it became ready, or fail with them. Return False if none are missing.
 
-        If it is to run ``here``, it waits for inputs that lie on other nodes, too. Return False if nothing is missing.
+        To run ``here``, it also waits for inputs on other nodes.
         """
         inputs: list[AnyObject] = []
         for object_id in dict.fromkeys(task.row[3]):
@@ -280,7 +278,7 @@ class Rebuilding:
             if record is None:
                 self.outcomes.fail(task, "LineageEvictedError", f"its argument {short(object_id)} is not known any more", ())
                 return True
-            if record.status not in (OK, PENDING):  # It could not be made again.
+            if record.status not in (OK, PENDING):  # It could not be rebuilt.
                 self.outcomes.end_with(task, record.status, record.value if type(record.value) is bytes else b"")
                 return True
             inputs.append(record)

@@ -1,7 +1,8 @@
 """Stopping tasks: cancellation, with or without force and children, and deadlines.
 
-A task that was not dispatched is stopped at once, for good. The worker of a dispatched task is asked to stop it, again and again, until an
-outcome has arrived. If the task ends first, its own outcome counts.
+A task that was not dispatched is stopped at once. The worker of a dispatched one is asked repeatedly until an outcome arrives; if the task
+ends first, its own outcome counts. A task that does not stop within ``stop_patience`` receives its outcome while its worker still runs it,
+and after ``stop_grace_seconds``, if that is set, the worker is killed.
 """
 
 from __future__ import annotations
@@ -45,26 +46,25 @@ from zfabric.protocol.messages import FAILED
 from zfabric.protocol.options import option
 
 CONDEMNED_MAX = 100_000
-"""Most prefixes of ids of cancelled children that are remembered: more than tasks have children before they stop."""
+"""Remembered id prefixes of cancelled children: more than tasks have children before they stop."""
 
 
 class Stopping:
-    """Requests to stop, over the shared tables."""
+    """Requests to stop tasks."""
 
     def __init__(self, tables: Tables, outcomes: Outcomes) -> None:
         self.tables = tables
         self.outcomes = outcomes
         self._deadlines = Deadlines(self._has_no_end)
         self.cancelled: dict[str, tuple[list[TaskRecord], list[bytes]]] = {}
-        """Tasks and calls that were cancelled recursively in this turn, by the reason."""
+        """What was cancelled recursively in this turn, by reason: tasks, calls."""
         self._asked: dict[bytes, float] = {}
         """Dispatched tasks that are to stop, and when the request is repeated."""
         self._since: dict[bytes, float] = {}
-        """When each of these was first asked to stop."""
         self._given_up: dict[bytes, tuple[TaskRecord, m.Interrupt]] = {}
-        """Tasks that have their outcome and still run, with the request that their workers receive."""
+        """Tasks with an outcome that still run, and the request to their workers."""
         self._graces: dict[bytes, tuple[float, TaskRecord]] = {}
-        """Tasks that were given up, and when their workers are killed."""
+        """Of these, when their workers are killed."""
 
     def expect(self, task: TaskRecord, deadline: float) -> None:
         """Set the deadline of a task."""
@@ -72,7 +72,7 @@ class Stopping:
         self.tables.deadlines.note(STOPPING, deadline)
 
     def expect_run(self, task: TaskRecord, now: float) -> None:
-        """Set the end of an attempt that begins now and may take a limited time."""
+        """Set the end of a limited attempt that begins now."""
         rare = task.facts()
         if rare.run_timeout is not None:
             rare.run_until = now + rare.run_timeout
@@ -116,7 +116,7 @@ class Stopping:
         return min(candidates, default=None)
 
     def on_cancel(self, now: float, source: Address, message: m.Cancel) -> None:
-        """Stop tasks. Children (``recursive``) are searched once per turn, for all that were cancelled."""
+        """Stop tasks. Children (``recursive``) are searched once per turn."""
         if source[:1] == LOCAL_SCHEDULER and source[1:] not in self.tables.nodes:
             return
         self._cancel(now, source, message)
@@ -138,7 +138,7 @@ class Stopping:
             self.stop(task, reason, now)
 
     def cancel(self, now: float, task: TaskRecord, force: bool, recursive: bool) -> str:
-        """Cancel a task of this home on behalf of a tool, which has no ref to it. Return why it goes on; empty if it is stopped."""
+        """Cancel a task of this home for a tool. Return why it goes on; empty if it is stopped. Raises ValueError for actors."""
         if task.function.actor is not None:
             raise ValueError("it makes an actor: kill that instead")
         if task.state == DONE:
@@ -149,7 +149,7 @@ class Stopping:
         return ""
 
     def _pass_on(self, source: Address, message: m.Cancel) -> None:
-        """Send a request to who can stop what makes the objects: their homes, and the callers of promised results."""
+        """Send a cancellation to the homes of objects, and to the callers of promised results."""
         receivers: defaultdict[Address, list[bytes]] = defaultdict(list)
         for object_id in message.object_ids:
             record = self.tables.find(object_id)
@@ -159,12 +159,12 @@ class Stopping:
                     receivers[LOCAL_SCHEDULER + record.home].append(object_id)
             elif record is not None and (caller := self.tables.promises.caller(object_id)):
                 receivers[CLIENT + caller].append(object_id)
-        receivers.pop(source, None)  # A caller that cancels its own call has stopped it: only the children are stopped here.
+        receivers.pop(source, None)  # A caller that cancels its own call has stopped it: only the children are left.
         for receiver, object_ids in receivers.items():
             self.tables.send(receiver, message._replace(object_ids=tuple(object_ids)))
 
     def _kill(self, task: TaskRecord, reason: str) -> bool:
-        """Kill the worker of a task that was given up, if it still runs it. Return False if it does not have the task any more."""
+        """Kill the worker of a task that was given up. Return False if the worker does not have it."""
         worker = task.rare.running_on if task.rare is not None else None
         if worker is None or not worker.pid or worker.shared:
             return False
@@ -173,7 +173,7 @@ class Stopping:
         return True
 
     def end_of_turn(self, now: float) -> None:
-        """Stop the children of what was cancelled recursively in this turn."""
+        """Stop the children of what was cancelled recursively."""
         cancelled, self.cancelled = self.cancelled, {}
         for reason, (parents, calls) in cancelled.items():
             known = {task.id for task in parents}
@@ -184,7 +184,7 @@ class Stopping:
                     self.stop(task, reason, now)
 
     def stop_elsewhere(self, tasks: list[TaskRecord], calls: list[bytes], reason: str) -> None:
-        """Have other nodes stop what these tasks and calls submitted there. A task that is there now is stopped with its children."""
+        """Have other nodes stop the children of these tasks and calls. A task that is there now is stopped with its own."""
         ended = [task for task in tasks if task.worker is None and _has_begun(task)] if self.tables.counts["delegated"] else []
         calls = calls if self._lives_elsewhere() else []
         prefixes = {prefix for task in ended for prefix in prefixes_of(task)} | (self._prefixes_of_calls(calls) if calls else set())
@@ -196,12 +196,12 @@ class Stopping:
                 self.tables.send_to_node(node, message)
 
     def on_stop_children(self, now: float, source: Address, message: m.StopChildren) -> None:
-        """Another node has had tasks and calls cancelled, which may have submitted tasks here."""
+        """Stop children here of another node's tasks and calls."""
         if source[1:] in self.tables.nodes:
             self.stop_children(set(message.prefixes), set(message.parents), message.reason, now)
 
     def stop_children(self, prefixes: set[bytes], parents: set[bytes], reason: str, now: float) -> None:
-        """Stop what ended tasks, or calls, have submitted."""
+        """Stop the children of ended tasks and of calls."""
         found = self.with_children([], [], reason == "force", prefixes, parents)
         self.stop_elsewhere(found, [], reason)
         for task in found:
@@ -215,9 +215,9 @@ class Stopping:
         prefixes: Iterable[bytes] = (),
         parents: Iterable[bytes] = (),
     ) -> list[TaskRecord]:
-        """Return these tasks with all their descendants, and the descendants of these calls, prefixes and parents.
+        """These tasks with all their descendants, and the descendants of these calls, prefixes and parents.
 
-        Children that arrive later, or that tasks submit on other nodes, are stopped, too.
+        Children that arrive later, or on other nodes, will be stopped, too.
         """
         found = {task.id: task for task in tasks}
         level = tasks
@@ -236,7 +236,7 @@ class Stopping:
         return list(found.values())
 
     def _children(self, prefixes: set[bytes], parents: set[bytes]) -> list[TaskRecord]:
-        """What these have submitted, but for detached actors: somebody may have one by now, and it outlives whoever made it."""
+        """Children, without detached actors, which outlive their makers."""
         found = {task.id: task for task in self.tables.children_of(prefixes)}
         found.update(
             (task.id, task) for task in self.tables.tasks.values() if len(task.row) > 4 and option(task.row[4], "parent") in parents
@@ -250,24 +250,22 @@ class Stopping:
             del condemned[next(iter(condemned))]
 
     def _prefixes_of_calls(self, calls: Iterable[bytes]) -> set[bytes]:
-        """Prefixes of the ids of calls' children, for every actor that may run them."""
+        """Id prefixes of calls' children, for every actor that may run the calls."""
         actors = (self.tables.tasks.get(actor_id) for worker in self.tables.workers.values() for actor_id in worker.actors)
         lives = [(actor.id, actor.attempt) for actor in actors if actor is not None] + self._lives_elsewhere()
         named = {(actor_id[:JOB_BYTES], salt_of(attempt)) for actor_id, attempt in lives}
         return {child_prefix(job, call, 0, salt) for call in calls for job, salt in named}
 
     def _lives_elsewhere(self) -> list[tuple[bytes, int]]:
-        """Actors that live on other nodes, and their attempts, as far as they are called from here or made here."""
         hosted = (actor.task for actor in self.tables.actors.values() if actor.worker is not None and actor.worker.remote)
         remote = self.tables.remote_actors.items()
         return [*((task.id, task.attempt) for task in hosted), *((actor_id, record.attempt) for actor_id, record in remote)]
 
     def stop_void(self, prefixes: set[bytes], gone: bytes, now: float) -> None:
-        """Stop what was submitted by attempts that a crash has voided: their next attempts submit it anew.
+        """Stop the children of void attempts: the next attempts submit them again.
 
-        Only tasks of this home to which no other process refers are stopped, later children first, since they name earlier ones. A running
-        task is stopped with all its descendants. A task that does not run may have run before, or ended unreported. So other processes may
-        still need children of it that they hold, for calls that are yet to be made.
+        Only tasks of this home without other holders are stopped, later children first, since they name earlier ones. A running task is
+        stopped with its descendants. One that does not run may have run before, so its held children stay.
         """
         parents: set[bytes] = set()
         while prefixes or parents:
@@ -296,7 +294,7 @@ class Stopping:
                         self.stop(each, "cancelled", now)
 
     def stop(self, task: TaskRecord, reason: str, now: float) -> None:
-        """Stop a task: at once if it was not dispatched, else by a request."""
+        """Stop a task: at once if it was not dispatched, else by requests."""
         if task.state == DONE or (reason != "force" and _keeps_its_outcome(task)):
             return
         if task.state in (WAITING, READY):
@@ -308,7 +306,7 @@ class Stopping:
         self._repeat(task.id, now)
 
     def still_running(self, task: TaskRecord, worker: WorkerRecord, now: float) -> None:
-        """Record that a worker still runs a task that has its outcome. One that was given up is asked to stop."""
+        """Enter a task with an outcome that a worker still runs; if it was given up, ask again."""
         record = task.values()[0]
         kind = unpack_failure(record.value)[0] if record.status == FAILED and type(record.value) is bytes else ""
         reason = next((each for each in ("cancelled", "timeout", "run_timeout") if STOPPED[each] == kind), "")
@@ -332,7 +330,6 @@ class Stopping:
         self.tables.deadlines.note(STOPPING, due)
 
     def _repeat_given_up(self, task_id: bytes, task: TaskRecord, request: m.Interrupt, now: float) -> None:
-        """Repeat a request: an earlier one may have overtaken the task on its way."""
         worker = task.rare.running_on if task.rare is not None else None
         if worker is None or worker.process is None or worker.inflight.get(task_id) is not task:
             del self._given_up[task_id]
@@ -369,7 +366,7 @@ class Stopping:
         if worker.remote:
             recursive = task.rare.recursively and task.rare.stopped not in ("timeout", "run_timeout")
             self.tables.send_to_node(worker.token, m.StopDelegated(task_id, task.attempt, task.rare.stopped, recursive))
-        elif worker.shared:  # It makes an actor in a process with other actors, which must not die for it.
+        elif worker.shared:  # The process has other actors, which must not die with it.
             self.tables.send_to_control(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
         elif task.rare.stopped == "force":
             reason = f"task {task.name} was cancelled by force"
@@ -378,34 +375,32 @@ class Stopping:
                 self.tables.effects.append(KillProcess(worker.pid, reason))
                 return
             self.tables.send_to_control(worker, m.TakeBack((task_id,)))
-            if late and worker.pid:  # Its process does not answer; an outcome there may not have been reported.
+            if late and worker.pid:  # Its process does not answer; an outcome may be unreported.
                 self.tables.effects.append(KillProcess(worker.pid, reason, task_id))
         else:
             self.tables.send_to_control(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
 
 
 def _set_recursively(task: TaskRecord) -> None:
-    """Have another node that runs a task stop what it submitted there, too."""
+    """Have the task's node stop its children, too."""
     if task.worker is not None and task.worker.remote:
         task.facts().recursively = True
 
 
 def _has_begun(task: TaskRecord) -> bool:
-    """Whether an attempt of a task has begun, as far as is known."""
     return task.state not in (WAITING, READY) or tries_of(task.attempt) > 0
 
 
 def _may_be_given_up(task: TaskRecord) -> bool:
-    """Whether a task may receive its outcome while its worker runs it: it was sent, and nothing but its end is reported to others."""
+    """Whether a task may receive its outcome while it runs: it was sent, and only its end matters to others."""
     unsent = task.rare is not None and task.rare.wait_locations is not None
     return task.function.actor is None and task.function.stream is None and not unsent and not task.function.delegated
 
 
 def _outlives_its_parent(task: TaskRecord) -> bool:
-    """Whether a task makes a detached actor."""
     return task.function.actor is not None and bool(task.option("detached", False))
 
 
 def _keeps_its_outcome(task: TaskRecord) -> bool:
-    """Whether a task had an outcome, and is being rebuilt: only force stops it, and its children are needed until it ends."""
+    """Whether a task is being rebuilt: only force stops it, and its children are needed."""
     return task.rare is not None and task.rare.rebuilt and task.state != DONE

@@ -1,4 +1,4 @@
-"""The number of workers of a node: which are idle, when another one starts, and which end."""
+"""The workers of a node: which are idle, when another starts, which end."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from zfabric.protocol.options import NO_ENVIRONMENT, RESOURCE_UNIT, Environment
 
 
 class WorkerPool:
-    """Starts and ends workers; the dispatcher decides which of them runs what."""
+    """Starts and ends workers; the dispatcher decides what they run."""
 
     def __init__(self, tables: Tables, pool: ResourcePool, first_token: int) -> None:
         self.tables = tables
         self.pool = pool
         self._next_token = first_token
         self.held_up = False
-        """Whether no worker was started in this turn because too many are blocked."""
+        """Whether in this turn no worker was started because too many are blocked."""
         self.stuck: dict[int, ShapeQueue] = {}
         """Queues of delegated tasks for which no worker may start, by token: as many as may be are blocked."""
         self.trim_at: float | None = None
@@ -26,9 +26,9 @@ class WorkerPool:
         self.cpus = max(1, -(-pool.total.get("CPU", RESOURCE_UNIT) // RESOURCE_UNIT))
 
     def idle_for(self, queue: ShapeQueue) -> WorkerRecord | None:
-        """An idle worker that may run tasks of ``queue``: of the same job and environment, or fresh.
+        """An idle worker for ``queue``: of its job and environment, or fresh.
 
-        Tasks with GPUs go to a worker that has run nothing. Actors, which end with their process, go to one for whose results nobody waits.
+        Tasks with GPUs need a worker that has run nothing; actors one for whose results nobody waits.
         """
         fresh = None
         for worker in self.tables.workers.values():
@@ -43,7 +43,7 @@ class WorkerPool:
         return fresh
 
     def maybe_spawn(self, queue: ShapeQueue, now: float) -> None:
-        """Start a worker for tasks of ``queue``, unless enough are starting or there are too many."""
+        """Start a worker for ``queue``, unless enough are starting or there are too many."""
         workers = self.tables.workers.values()
         starting = sum(
             1
@@ -55,7 +55,7 @@ class WorkerPool:
         active = sum(1 for worker in workers if worker.state not in (ENDING, HOSTING))
         for worker in workers:
             if worker.state == IDLE and self.is_awaited(worker):
-                # It may remain for long, and is of no use to actors and to other jobs.
+                # It may remain for long, of no use to actors and other jobs.
                 active -= queue.for_life or worker.job is not queue.job or worker.environment != queue.environment
         plain, others = self._count_blocked(queue)
         if not (queue.actors or queue.shared) and (plain > self.cpus or others > self.tables.config.workers_blocked_max):
@@ -68,15 +68,14 @@ class WorkerPool:
         self.spawn(queue.job, queue.environment, now)
 
     def take_stuck(self) -> list[ShapeQueue]:
-        """The queues of delegated tasks that are to go home, since no worker may start for them."""
+        """Take the queues of delegated tasks that are to be returned."""
         stuck, self.stuck = self.stuck, {}
         return list(stuck.values())
 
     def _count_blocked(self, queue: ShapeQueue) -> tuple[int, int]:
-        """Numbers of blocked workers on which tasks of ``queue`` may run on top, and on which they may not.
+        """Numbers of blocked workers on which ``queue``'s tasks may run on top, and on which they may not.
 
-        The former need no replacement: where all tasks wait, some of them wait for one that could run, and it is put on top of them. A few
-        more workers than CPUs only keep CPUs busy meanwhile. The latter are replaced, up to a limit.
+        The former need no replacement: if all tasks wait, one that can run is put on top. The latter are replaced, up to a limit.
         """
         depth = self.tables.config.inline_depth
         may_run_inline = queue.light and queue.first.function.inline
@@ -94,7 +93,6 @@ class WorkerPool:
         return plain, others
 
     def _fitting(self, queue: ShapeQueue) -> int:
-        """Number of further leases of a queue's demand for which there are resources."""
         return max(1, count_fitting(dict(queue.pool.available()), queue.demand, self.cpus))
 
     def _end_one_idle(self, queue: ShapeQueue) -> bool:
@@ -113,16 +111,15 @@ class WorkerPool:
         return worker.process is not None and self.tables.promises.bound(worker.process.incarnation)
 
     def _idle(self) -> list[WorkerRecord]:
-        """Idle workers without a direct lease."""
         workers = self.tables.workers.values()
         return [worker for worker in workers if worker.state == IDLE and not worker.inflight and worker.direct is None]
 
     def _unneeded(self, workers: list[WorkerRecord]) -> list[WorkerRecord]:
-        """Drop workers from these for whose results others wait; the rest may be ended."""
+        """Of these workers, those for whose results nobody waits."""
         return [worker for worker in workers if not self.is_awaited(worker)]
 
     def prestart(self, now: float) -> None:
-        """Start workers until there is one per CPU, besides those of actors, before tasks need them."""
+        """Start workers until there is one per CPU besides those of actors."""
         alive = sum(1 for worker in self.tables.workers.values() if worker.state not in (ENDING, HOSTING))
         for _ in range(self.cpus - alive):
             self.spawn(None, NO_ENVIRONMENT, now)
@@ -146,7 +143,7 @@ class WorkerPool:
             self.tables.effects.append(KillProcess(worker.pid, reason))
 
     def end_once_unneeded(self, worker: WorkerRecord, reason: str) -> None:
-        """Kill a worker as soon as no other process waits for results that only it has."""
+        """Kill a worker once nobody waits for results that only it has."""
         if not self.is_awaited(worker):
             self.end(worker, reason)
             return
@@ -191,5 +188,5 @@ class WorkerPool:
 
 
 def weight(worker: WorkerRecord) -> int:
-    """Number of actors that share a worker, or soon will."""
+    """Actors that share a worker, or soon will."""
     return len(worker.actors) + len(worker.inflight)

@@ -1,19 +1,19 @@
-"""How tasks come back from the node to which they were given before that has begun them, so that their home places them anew.
+"""How tasks come back unbegun from the node to which they were given, to be placed again.
 
-The home asks for them (``Reclaim``), for one of these reasons:
+The home asks for them (``Reclaim``):
 
-- This node has room and nothing to run. It takes back the last half of what the node with the most tasks has.
-- Tasks that were spread, or prefer labels, wait where they were dealt. If that node ends none of this home's tasks for two seconds,
-  something long is ahead of them: they come back, and are placed as tasks without a strategy are, each once.
+- This node has room and nothing to run: it asks for the last half of the largest share.
+- Spread tasks, or tasks that prefer labels, wait on a node that has ended none of this home's tasks for two seconds: they come back once,
+  and are placed as if without a strategy.
 
-Or the executor returns them by itself, with the reason (``Reclaimed``):
+Or the executor returns them (``Reclaimed``), with a reason:
 
-- *full*: they wait for resources that actors, or bundles of placement groups, hold. They were sent before those were held. An actor may
-  never end, and other nodes may have room. Tasks that this node dealt to itself are dealt out anew, too.
-- *blocked*: no more workers may start beside those that are blocked. At home the task stays: it can run on top of what waits for it.
-- No reason: the node is drained.
+- *full*: they wait for resources that actors or bundles hold, perhaps for ever. Tasks that this node dealt to itself are dealt out again,
+  too.
+- *blocked*: no worker may start beside those that are blocked. At home the task stays, to run on top of what waits for it.
+- No reason: the node is drained, or answers ``Reclaim``.
 
-A task that its node has begun never comes back: the answer leaves it out.
+A begun task never comes back.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from zfabric.protocol.ids import Address
 from zfabric.protocol.options import only_prefers
 
 RECLAIMED_MOST = 256
-"""Most tasks that are reclaimed for this node at once: more than a node runs while the message and the answer are under way."""
+"""Tasks reclaimed at once for this node: more than a node runs while messages are under way."""
 RECALL_SECONDS = 2.0
-"""How long a node may end none of this home's tasks before those come back that any node may run. It may first have to start workers, so
-this is twice as long as the home's own share of them waits (``when.STAY_SECONDS``)."""
+"""How long a node may end none of this home's tasks before ``_recall``; it may first have to start workers, so twice ``when.STAY_SECONDS``.
+"""
 PATIENCE = 0.2
-"""How long there may be no room: many actors end soon, and global schedulers know by then that there is none (``heartbeats.EVERY``)."""
+"""How long room may be lacking: many actors end soon, and global schedulers are informed by then (``heartbeats.EVERY``)."""
 
 
 class Reclaiming:
-    """The home's side: asks other nodes for tasks of this one, and receives what they return, over the shared tables."""
+    """The home's side: asks other nodes for this home's tasks and receives what they return."""
 
     def __init__(self, tables: Tables, outcomes: Outcomes, delegations: Delegations) -> None:
         self.tables = tables
         self.outcomes = outcomes
         self.delegations = delegations
         self._asked = b""
-        """The node from which tasks were reclaimed for this one and that has not answered yet."""
+        """The node that was asked for tasks for this node and has not answered."""
 
     def begin_anew(self, node: NodeRecord) -> None:
-        """Expect no answer of a node whose daemon is new."""
+        """Expect no answer of a node with a new daemon."""
         node.reclaimable = False
         if self._asked == node.token:
             self._asked = b""
 
     def end_of_turn(self, now: float) -> None:
-        """Reclaim what is to be placed anew. Called if there are other nodes."""
+        """Reclaim what is to be placed again. Called if there are other nodes."""
         if self.delegations.preferring:
             self.tables.deadlines.note(RECLAIMING)
             for node in self.delegations.take_slow(now, RECALL_SECONDS):
@@ -73,37 +73,37 @@ class Reclaiming:
         return min(preferring.values()) + RECALL_SECONDS if preferring and self.tables.nodes else None
 
     def _recall(self, node: NodeRecord) -> None:
-        """Reclaim the tasks of a node that may run on any, to be placed as if they had no strategy."""
+        """Reclaim a node's tasks that may run anywhere, and drop their strategy."""
         found = list(filter(self._may_run_anywhere, node.inflight.values()))
         for task in found:
             task.facts().demand_queue = self.tables.queue_like(self.tables.queue_of(task), ())
         self._reclaim(node, found)
 
     def _may_run_anywhere(self, task: TaskRecord) -> bool:
-        """Whether a task only prefers where it runs. Actors stay, and so does what may be waiting for copies of large inputs."""
+        """Whether a task only prefers a place. Actors stay, and so does what may wait for copies of large inputs."""
         strategy = self.tables.queue_of(task).strategy
         if task.state != ASSIGNED or task.function.actor is not None or not strategy or not only_prefers(strategy):
             return False
         return not self.outcomes.reads_large(task)
 
     def _reclaim_for_this_node(self) -> None:
-        """If this node has room and nothing to run, reclaim the last half of the tasks of the node with the most."""
+        """If this node has room and nothing to run, reclaim the last half of the largest share."""
         given = [node for node in self.tables.nodes.values() if node.reclaimable and node.inflight]
         if not given or any(queue and queue.feasible is not False and not queue.away for queue in self.tables.queues.values()):
             return
         if any(worker.state == STARTING for worker in self.tables.workers.values()):
-            return  # Until it is ready, nothing that came back would begin.
+            return  # Until it is ready, nothing would begin.
         node = max(given, key=lambda each: len(each.inflight))
         tasks = self._last_half(node)
         if not tasks:
-            node.reclaimable = False  # All of them are to run there: they are not looked at again each turn.
+            node.reclaimable = False  # All are bound to that node: it need not be examined each turn.
         elif self.tables.pool.fits(self.tables.queue_of(tasks[-1]).demand):
             self._asked = node.token
-            node.reclaimable = False  # Unless some are returned, or more are sent meanwhile.
+            node.reclaimable = False  # Until some are returned, or more are sent.
             self._reclaim(node, tasks)
 
     def _last_half(self, node: NodeRecord) -> list[TaskRecord]:
-        """The last half of a node's tasks, without those that are to run there: by their strategy, or since their inputs lie elsewhere."""
+        """The last half of a node's tasks, without those that a strategy or inputs bind to it."""
         most = min(RECLAIMED_MOST, (len(node.inflight) + 1) // 2)
         found: list[TaskRecord] = []
         for task in reversed(node.inflight.values()):
@@ -119,7 +119,7 @@ class Reclaiming:
             self.tables.send_to_node(node.token, m.Reclaim(tuple(task.id for task in tasks[start : start + ROWS_MAX])))
 
     def on_reclaimed(self, now: float, source: Address, message: m.Reclaimed) -> None:
-        """A node returns tasks that it has not begun."""
+        """Place the returned tasks again."""
         node = self.tables.nodes.get(source[1:])
         if node is None:
             self.tables.counts["refused"] += 1
@@ -138,23 +138,23 @@ class Reclaiming:
 
 
 class Returns:
-    """The executor's side: returns tasks of other homes that have not begun here, over the shared tables."""
+    """The executor's side: returns unbegun tasks of other homes."""
 
     def __init__(self, tables: Tables, outcomes: Outcomes, placement: Placement) -> None:
         self.tables = tables
         self.outcomes = outcomes
         self.placement = placement
         self.crowded: dict[int, float] = {}
-        """Queues with tasks for which actors or bundles leave no room, by token, and since when."""
+        """Queues for which actors or bundles leave no room, by token, and since when."""
 
     def on_reclaim(self, now: float, source: Address, message: m.Reclaim) -> None:
-        """A home has room for tasks that it has delegated to this node, or places them anew."""
+        """Return the tasks of a ``Reclaim`` that have not begun."""
         if source[1:] in self.tables.nodes:
             tasks = [task for task in map(self.tables.tasks.get, message.task_ids) if task is not None and task.submitter == source[1:]]
             self._return_unbegun(source[1:], [task for task in tasks if task.state in (READY, WAITING)])
 
     def return_all(self) -> None:
-        """Return all tasks of other nodes that have not begun here. Those in a bundle of this node stay."""
+        """Return all unbegun tasks of other homes, except those in a bundle here."""
         by_home: defaultdict[bytes, list[TaskRecord]] = defaultdict(list)
         for task in self.tables.tasks.values():
             if task.function.delegated and task.state in (READY, WAITING) and self.tables.queue_of(task).group is None:
@@ -163,7 +163,7 @@ class Returns:
             self._return_unbegun(home, tasks)
 
     def end_of_turn(self, now: float) -> None:
-        """Send away what has waited for actors for long enough."""
+        """Send away what has waited long enough for room."""
         queues = [
             queue
             for queue in self.tables.queues.values()
@@ -187,7 +187,7 @@ class Returns:
         return min(self.crowded.values()) + PATIENCE if self.crowded and self.tables.nodes else None
 
     def return_queues(self, queues: Iterable[ShapeQueue], reason: str) -> None:
-        """Return the tasks of queues from which nothing begins: "blocked" is what waits for them, or "full" is this node."""
+        """Return a queue's tasks: "blocked" is what waits for them, or "full" is this node."""
         by_home: defaultdict[bytes, list[TaskRecord]] = defaultdict(list)
         for queue in queues:
             for task in queue:
@@ -198,7 +198,7 @@ class Returns:
             self._return(home, tasks, reason)
 
     def _return_unbegun(self, home: bytes, tasks: list[TaskRecord]) -> None:
-        """Return tasks that wait here: in their queues, where they are skipped from now on, or for values."""
+        """Return waiting tasks; queues skip them from now on."""
         for task in tasks:
             if task.state == READY:
                 self.tables.queue_of(task).stop_one()

@@ -1,15 +1,12 @@
-"""When tasks leave this node: what is done for those that wait here, or can never run here.
+"""When tasks leave this node: those that wait here, or can never run here.
 
-A global scheduler is asked for nodes where the tasks of a queue would start sooner, or could run at all (``Place``). A queue asks once it
-has waited for ``spill_after`` and will not be empty soon, and at once if this node can never meet its demand. The answer is for a number of
-tasks, not for certain ones: the last tasks of the queue at that time are sent away, and this node's own share stays. The question and the
-answer may be lost, or come twice. An unanswered question is asked again elsewhere, and of several answers only the first counts. A queue
-for which no other node is named waits twice as long each time. If no node can meet its demand, the driver is warned, or its tasks fail.
+A queue asks a global scheduler for nodes where its tasks would start sooner (``Place``): after it has waited for ``spill_after`` and unless
+it ends soon, or at once if this node can never meet its demand. The answer is a number of tasks for each node; the last tasks of the queue
+are sent, and this node's share stays. An unanswered question is repeated elsewhere; of several answers the first counts. A queue for which
+no other node is named waits twice as long each time. If no node can meet its demand, the driver is warned, or the tasks fail.
 
-This node's share of tasks that were spread, or prefer labels, waits here for a second, and is then placed as other tasks are: what it waits
-for may be long.
-
-Where tasks wait for what actors hold, processes are asked to collect handles that nobody can use any more (``Starvation``).
+This node's share of spread tasks, and of tasks that prefer labels, waits here for a second and is then placed as other tasks are. Where
+tasks wait for what actors hold, processes are asked to collect unused handles (``Starvation``).
 """
 
 from __future__ import annotations
@@ -34,35 +31,32 @@ from zfabric.protocol.messages import FOR_LIFE
 from zfabric.protocol.options import HERE, describe_strategy, only_prefers
 
 WORTH_SECONDS = 50e-6
-"""Shorter tasks stay: a delegated task costs both daemons about as much."""
+"""Shorter tasks stay: delegation costs both daemons about as much."""
 STAY_SECONDS = 1.0
-"""How long a queue is left alone of which no task could be sent (each may only run here), or whose tasks were dealt to this node."""
+"""How long a queue is left alone whose tasks cannot be sent, or were dealt to this node."""
 DOUBLED_MOST = 5
-"""How often the time is doubled after which a queue asks again: to 32 times ``spill_after``, 0.64 s."""
+"""How often the wait of a queue is doubled: to 32 times ``spill_after``, 0.64 s."""
 LOOKED_AT = 16
-"""Tasks of a queue whose inputs are measured to estimate those of all."""
+"""Tasks of a queue whose inputs are measured, for an estimate."""
 
 
 class _Question(NamedTuple):
-    """A question to a global scheduler that was not answered yet."""
-
     asked: float
     times: int
 
 
 class _Wait(NamedTuple):
-    """Since when a queue waits, or when it was looked at last, with its first task then."""
+    """When a queue began to wait, or was last examined, with its first task then."""
 
     since: float
     first: bytes
     doubled: int = 0
-    """How often no other node was named for it, one time after the other."""
+    """How often in a row no other node was named for it."""
     answered: bool = False
-    """Whether a global scheduler has answered before."""
 
 
 class PlacementRequests:
-    """Asks global schedulers about queues, over the shared tables."""
+    """Asks global schedulers about queues."""
 
     def __init__(self, tables: Tables, outcomes: Outcomes, delegations: Delegations, heartbeats: Heartbeats) -> None:
         self.tables = tables
@@ -70,18 +64,17 @@ class PlacementRequests:
         self.delegations = delegations
         self.heartbeats = heartbeats
         self.unmet = False
-        """Whether there is a queue with a demand that this node cannot meet, or may not."""
+        """Whether some queue has a demand that this node cannot or must not meet."""
         self._waits: dict[int, _Wait] = {}
         """Queues that have tasks, by token."""
         self._asked: dict[int, _Question] = {}
-        """Queues that a global scheduler was asked about."""
         self._first = crc32(tables.node)
-        """Selects the global scheduler that this node asks first: the nodes share them evenly."""
+        """Selects the first global scheduler to ask, so that nodes share them evenly."""
 
     # -- demands that this node cannot meet --
 
     def find_unmet(self, now: float) -> None:
-        """Note which demands this node cannot meet, and since when. Without other nodes, ask its own global scheduler about them."""
+        """Note the demands that this node cannot meet. Without other nodes, ask its own global scheduler."""
         tables = self.tables
         rows = []
         self.unmet = False
@@ -94,7 +87,7 @@ class PlacementRequests:
             if queue.feasible:
                 continue
             self.unmet = True
-            if not queue.drop_stale():  # Nothing else takes out those that were stopped.
+            if not queue.drop_stale():  # Nothing else removes stopped tasks.
                 queue.infeasible_since = None
                 continue
             if queue.infeasible_since is None:
@@ -115,7 +108,7 @@ class PlacementRequests:
                 continue
             task = next((task for task in queue if task.state == READY), None)
             if task is None:
-                continue  # All of them were stopped in this turn: warn of the next one.
+                continue  # All were stopped in this turn: warn of the next one.
             queue.warned = True
             driver = queue.job.driver
             if driver is not None:
@@ -130,7 +123,7 @@ class PlacementRequests:
     # -- questions --
 
     def ask(self, now: float) -> None:
-        """Ask about the queues that have waited long enough. Called at the end of each turn if there are other nodes."""
+        """Ask about the queues that have waited long enough. Called each turn if there are other nodes."""
         tables = self.tables
         if not (self._waits or self._asked or any(tables.queues.values())):
             return
@@ -169,11 +162,11 @@ class PlacementRequests:
         return float(wait.since + self.tables.config.spill_after * 2**wait.doubled)
 
     def _has_room_for(self, queue: ShapeQueue) -> bool:
-        """Whether an actor waits for nothing but a process of this node."""
+        """Whether an actor waits only for a process of this node."""
         return queue.pool.fits(queue.demand)
 
     def _ends_soon(self, queue: ShapeQueue) -> bool:
-        """Whether this node will have begun all tasks of a queue before others could, or they are too short to be sent."""
+        """Whether this node will begin a queue's tasks before others could, or they are too short to be sent."""
         mean = mean_of(queue)
         if mean is None:
             return False
@@ -181,7 +174,7 @@ class PlacementRequests:
         return mean < WORTH_SECONDS or mean * len(queue) / slots < self.tables.config.spill_after
 
     def _inputs(self, queue: ShapeQueue) -> m.Rows:
-        """How many bytes of large values a task of a queue reads on average, by the node where they are."""
+        """Average bytes of large inputs of a queue's task, by the node that has them."""
         tasks = list(islice(reversed(queue), LOOKED_AT))
         found = bytes_by_node(self.tables, [object_id for task in tasks for object_id in task.row[3]])
         return tuple((node, size // len(tasks)) for node, size in found.items())
@@ -189,7 +182,7 @@ class PlacementRequests:
     # -- answers --
 
     def on_placed(self, now: float, source: Address, message: m.Placed) -> None:
-        """Nodes where tasks of some queues are to run."""
+        """Give tasks of queues to the nodes of an answer."""
         tables = self.tables
         for token, places in message.rows:
             queue = tables.queues.get(token)
@@ -209,7 +202,7 @@ class PlacementRequests:
                 self._waits[token] = _Wait(since, queue.first.id, doubled, answered=True)
 
     def _answer_unmet(self, queue: ShapeQueue, somewhere: bool) -> None:
-        """Note that some node could run tasks of a shape, or fail them if none can and the settings say so."""
+        """Note that some node can run a queue's tasks; if none can, fail them if the settings say so."""
         if somewhere:
             queue.infeasible_since = None
         elif self.tables.config.infeasible == "raise":
@@ -239,23 +232,22 @@ def _begin(now: float, queue: ShapeQueue) -> _Wait:
 
 
 def _was_dealt(queue: ShapeQueue) -> bool:
-    """Whether a queue has this node's share of tasks that were spread, or prefer labels."""
+    """Whether a queue has this node's share of tasks that any node may run."""
     return queue.strategy[:1] == HERE and only_prefers(queue.strategy) and not queue.delegated and not queue.shared
 
 
 class Starvation:
-    """Requests collections while demands wait for resources of actors, over the shared tables.
+    """Requests garbage collections while demands wait for resources of actors.
 
-    A handle in a reference cycle retains its actor, with its resources, until Python's collector runs. The collector counts objects, not
-    CPUs. So a collection is requested while something waits for resources. It costs a process time in proportion to its objects, and most
-    often the actors are wanted. So each pause between two requests is half as long again as the wait so far.
+    A handle in a reference cycle retains its actor until Python's collector runs, which counts objects and not CPUs. A collection is costly
+    and mostly finds nothing, so each pause is half as long again as the wait so far.
     """
 
     def __init__(self, tables: Tables, dispatcher: Dispatcher) -> None:
         self.tables = tables
         self.dispatcher = dispatcher
         self.since: float | None = None
-        """Since when demands have waited in every turn. Whether actors hold those resources is checked only when a request is due."""
+        """Since when demands have waited in every turn, for actors or others."""
         self._due = 0.0
 
     def end_of_turn(self, now: float) -> None:

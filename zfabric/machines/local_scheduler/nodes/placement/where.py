@@ -1,16 +1,12 @@
-"""Where tasks go for which this home chooses the node itself: by their options, or by their inputs. It asks no global scheduler about them.
+"""Where tasks go whose node the home chooses itself, by their options or inputs, without a global scheduler.
 
-*Options* say where a task is to run: on a certain node, on nodes with certain labels, or spread over all of them. Queues of such tasks are
-*away* while there is a choice: no worker of this node is given their tasks. At the end of each turn the tasks are dealt out to the nodes.
-Those of other nodes are delegated; this node's share moves to a queue of the same shape whose tasks stay here. Without other nodes, a queue
-is away only if its tasks do not accept this node. A node on which actors leave no room for such tasks is passed over. For another node this
-is known once it has returned some.
+*Options* demand a certain node, nodes with labels, or a spread over all. Queues of such tasks are *away* while there is a choice: no worker
+here receives them, and at the end of each turn they are dealt out. Tasks for other nodes are delegated; this node's share moves to a queue
+of the same shape that stays here. Without other nodes, a queue is away only if its tasks do not accept this node. A node whose actors leave
+no room is passed over; for another node that is known once it has returned tasks.
 
-*Inputs* lie on another node: the task is sent there, rather than its inputs here, if it can start sooner. To fetch an input takes its bytes
-over the bandwidth; there, a task waits for what this node has given that node before. The home knows both. What is not sent waits here as
-any other task.
-
-Tasks of placement groups go to the bundles of their group (``group_tasks``).
+*Inputs* on another node attract a task if it can start there sooner: fetching takes bytes over bandwidth, there it waits for what this node
+has given that node before. Other tasks wait here as usual. Tasks of placement groups go to their bundles (``group_tasks``).
 """
 
 from __future__ import annotations
@@ -28,27 +24,27 @@ from zfabric.protocol.options import HERE, NODE_ID, RESOURCE_UNIT, Strategy, acc
 
 SOFT_ADVICE = "soft=True runs it elsewhere"
 TRIED_MOST = 16
-"""Tasks by which a node is tried that had no room."""
+"""Tasks with which a node is tried that had no room."""
 FULL_SECONDS = 1.0
-"""A node that had no room for a demand beside its actors is not given tasks of it for this long, but for a few to try."""
+"""How long a node without room for a demand is passed over before it is tried."""
 
 
 class Placement:
-    """Chooses nodes for tasks of this home, over the shared tables."""
+    """Chooses nodes for tasks of this home."""
 
     def __init__(self, tables: Tables, outcomes: Outcomes, delegations: Delegations) -> None:
         self.tables = tables
         self.outcomes = outcomes
         self.delegations = delegations
         self._dealt = 0
-        """Number of tasks that were dealt out: the next goes to the node after the last one's."""
+        """Tasks dealt out so far: the next one goes to the node after the last one's."""
         self.holding = False
-        """Whether tasks wait since no node has room for them."""
+        """Whether tasks wait because no node has room."""
 
     # -- by their inputs --
 
     def send_to_inputs(self, now: float) -> None:
-        """Look at the tasks with inputs that became ready in this turn."""
+        """Send the tasks that became ready in this turn to their inputs, where that is sooner."""
         for task in self.outcomes.take_with_inputs():
             queue = self.tables.queue_of(task)
             if task.state != READY or queue.for_life or not is_own_work(queue):
@@ -58,7 +54,7 @@ class Placement:
                 continue
             if queue.demand not in node.full and self.delegations.may_travel(task):
                 task.assign(node)
-                queue.stop_one()  # It is still in the queue, where it is skipped.
+                queue.stop_one()  # The queue skips it from now on.
                 self.delegations.send(queue, node, [task])
                 self.tables.counts["sent_to_inputs"] += 1
 
@@ -93,7 +89,7 @@ class Placement:
     def _deal(self, queue: ShapeQueue, now: float) -> None:
         only = self.tables.nodes.get(queue.only) if queue.only else None
         if only is not None and not only.draining and _is_able(only, queue) and queue.demand not in only.full:
-            queue.infeasible_since = None  # The usual case, and one look-up however many nodes there are.
+            queue.infeasible_since = None  # The usual case: one look-up, however many nodes there are.
             self._give(queue, [only], False, now)
             return
         hard = [term for term in queue.strategy if term[0] == "hard"]
@@ -111,13 +107,13 @@ class Placement:
         here = fits_here or (here and not others)
         if not others and not here:
             queue.infeasible_since = now if queue.infeasible_since is None else queue.infeasible_since
-            return  # None of them has enough, or has registered yet.
+            return  # None has enough, or has registered.
         queue.infeasible_since = None
         soft = [term for term in queue.strategy if term[0] == "soft"]
         able = [*others, *((None,) if here else ())]
         preferred = [node for node in able if accepts(self.tables.labels if node is None else node.labels, soft)]
         if soft and not preferred and any(accepts(node.labels, soft) for node in nodes if not node.is_ready):
-            return  # A node that they prefer is about to register: it has just joined, or its daemon is restarted.
+            return  # A preferred node has just joined, or its daemon is restarted.
         roomy = [node for node in preferred if self._has_room(node, queue)]
         second = not roomy and bool(soft)
         if second:
@@ -134,7 +130,7 @@ class Placement:
         return covers(self.tables.capacity(), queue.demand) if node is None else queue.demand not in node.full
 
     def _try(self, queue: ShapeQueue, full: list[NodeRecord], now: float) -> None:
-        """Give nodes a few tasks that had no room for such a while ago: the first that ends there shows that there is room again."""
+        """Give a few tasks to nodes that had no room a while ago: the first that ends shows that there is room."""
         for node in full:
             if now >= node.full[queue.demand]:
                 node.full[queue.demand] = now + FULL_SECONDS
@@ -148,7 +144,7 @@ class Placement:
         return min((node.full[demand] for node in self.tables.nodes.values() for demand in waiting & node.full.keys()), default=None)
 
     def _give(self, queue: ShapeQueue, nodes: list[NodeRecord | None], here: bool, now: float) -> None:
-        """Give each of these nodes its share; None stands for this one. What cannot travel runs here, or not at all."""
+        """Give each node its share; None stands for this one. Tasks that cannot travel run here, or fail."""
         tasks = len(queue)
         share, more = divmod(tasks, len(nodes))
         for index in range(len(nodes)):
@@ -166,15 +162,15 @@ class Placement:
             self.outcomes.fail(task, "TaskUnschedulableError", f"{task.name} may run on another node only, and {why_it_stays(task)}", ())
 
     def deal_anew(self, queue: ShapeQueue) -> None:
-        """Have tasks that were dealt to this node dealt out anew."""
+        """Have tasks that were dealt to this node dealt out again."""
         self._move(queue, queue.strategy[1:])
 
     def _move(self, queue: ShapeQueue, strategy: Strategy) -> None:
-        """Move what is left to another queue: one whose tasks stay on this node, or one that is placed as if it had no strategy."""
+        """Move what is left to a queue that stays here, or to one without a strategy."""
         queue.move_to(self.tables.queue_like(queue, strategy))
 
     def _nowhere(self, queue: ShapeQueue, hard: list[tuple[str, str, str, tuple[str, ...]]], now: float) -> None:
-        """Fail tasks for a node that does not exist; those for labels wait for a node that has them."""
+        """Fail tasks for a node that does not exist; tasks for labels wait."""
         queue.infeasible_since = now if queue.infeasible_since is None else queue.infeasible_since
         on_node = _on_node(hard)
         if self.tables.config.infeasible != "raise" and not on_node:
@@ -192,17 +188,16 @@ class Placement:
 
 
 def _on_node(hard: list[tuple[str, str, str, tuple[str, ...]]]) -> bool:
-    """Whether tasks may run on a certain node only. What it has does not change, and no other node gets its id."""
+    """Whether tasks may run on one node only."""
     return any(key == NODE_ID and operator == "in" for _, key, operator, _ in hard)
 
 
 def _is_able(node: NodeRecord, queue: ShapeQueue) -> bool:
-    """Whether a node has registered, and has what the tasks of a queue ask for."""
     return node.is_ready and covers(node.resources, queue.demand)
 
 
 def bytes_by_node(tables: Tables, object_ids: Iterable[bytes]) -> Counter[bytes]:
-    """How many bytes of large values these objects have, by the node where they are; this one is named, too."""
+    """Bytes of large values among these objects, by the node that has them, this one included."""
     found: Counter[bytes] = Counter()
     for record in map(tables.find, object_ids):
         if record is not None and isinstance(record.value, Stored | Elsewhere):
@@ -211,7 +206,7 @@ def bytes_by_node(tables: Tables, object_ids: Iterable[bytes]) -> Counter[bytes]
 
 
 def was_dealt(strategy: Strategy) -> bool:
-    """Whether tasks with a strategy were dealt to this node by it."""
+    """Whether tasks were dealt to this node by their strategy."""
     return strategy[:1] == HERE and len(strategy) > 1
 
 
