@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib.util
 import inspect
+import itertools
 import json
 import re
 import subprocess
@@ -30,14 +31,19 @@ def name_of(page: Path) -> str:
 
 
 @functools.cache
-def reference() -> ModuleType:
-    """The generator."""
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "scripts/reference.py")
+def script(name: str) -> ModuleType:
+    """A script that generates pages or pictures."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"scripts/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def reference() -> ModuleType:
+    """The generator of the reference."""
+    return script("reference")
 
 
 # --- what is generated ----------------------------------------------------------------------------------------------------------
@@ -147,7 +153,25 @@ def test_the_script_is_well_formed() -> None:
 @pytest.mark.parametrize("name", MESSAGES)
 def test_a_message_names_its_sender_and_receiver(name: str) -> None:
     first = inspect.cleandoc(MESSAGES[name].__doc__ or "").split(". ")[0]
-    assert re.fullmatch(r"[\w', \n]+( -> [\w', \n]+)+(`[\w`, .…]+)?", first), first
+    assert re.fullmatch(r"[\w', \n]+( -> [\w', \n]+)+(; [\w', \n]+( -> [\w', \n]+)+)*", first), first
+
+
+def test_routes_of_messages_agree_with_handlers_and_decorators() -> None:
+    assert script("picture").problems() == []
+
+
+def test_the_picture_of_messages_is_current() -> None:
+    assert script("picture").PICTURE.read_text() == script("picture").picture(), "run scripts/picture.py"
+
+
+def test_nothing_overlaps_in_the_picture_of_messages() -> None:
+    """Neither boxes nor numbers, which have rectangles of their own."""
+    pattern = r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"'
+    drawn = [tuple(map(float, each)) for each in re.findall(pattern, script("picture").PICTURE.read_text())]
+    assert len(drawn) > 40
+    for (left, top, width, height), other in itertools.combinations(drawn, 2):
+        beside = left + width <= other[0] or other[0] + other[2] <= left
+        assert beside or top + height <= other[1] or other[1] + other[3] <= top
 
 
 def test_every_message_has_a_handler() -> None:

@@ -1,9 +1,7 @@
-"""Which messages a process of the node may send to which role of its daemon, or of another process; and a daemon to that of another node.
+"""Who may send which message over a socket: processes of the node, their peers, daemons and transfer agents of other nodes.
 
-The decorators of a message declare its senders and receivers. All others that arrive on a socket are refused and counted.
-
-Machines in one daemon send each other more kinds, but never over a socket. So the role that a message claims for its sender proves
-nothing, and the receiving role alone decides which messages are accepted.
+The decorators of a message declare it. Any other message that arrives on a socket is refused and counted. The machines of one daemon send
+each other more kinds, never over a socket: so the receiving role alone decides, whatever role a sender claims.
 """
 
 from __future__ import annotations
@@ -20,30 +18,30 @@ FROM_NODES: dict[bytes, set[type[Any]]] = {}
 FROM_PEERS: dict[bytes, set[type[Any]]] = {}
 """Messages that a process may send to another process of its node, by the receiving role."""
 FROM_AGENTS: set[type[Any]] = set()
-"""Messages that transfer agents of other nodes may send to this node's agent. They have sockets of their own."""
+"""Messages that transfer agents of other nodes may send to this node's, on sockets of their own."""
 READ_TABLES = frozenset({"member", "object"})
-"""The tables of the head that other nodes may read: which nodes are alive, and durable values."""
+"""The head's tables that other nodes may read: which nodes are alive, and durable values."""
 WRITE_TABLE = "object"
-"""The table of the head that other nodes may write to: durable values."""
+"""The head's table that other nodes may write to: durable values."""
 
 
 def from_processes(role: bytes) -> Callable[[Kind], Kind]:
-    """Declare that drivers, workers and tools may send a message to this role."""
+    """Drivers, workers and tools may send the message to this role."""
     return _accepted(FROM_PROCESSES.setdefault(role, set()))
 
 
 def from_nodes(role: bytes) -> Callable[[Kind], Kind]:
-    """Declare that the daemons of other nodes may send a message to this role."""
+    """Daemons of other nodes may send the message to this role."""
     return _accepted(FROM_NODES.setdefault(role, set()))
 
 
 def from_peers(role: bytes) -> Callable[[Kind], Kind]:
-    """Declare that a process may send a message to this role of another process of its node."""
+    """A process may send the message to this role of another process of its node."""
     return _accepted(FROM_PEERS.setdefault(role, set()))
 
 
 def from_agents(kind: Kind) -> Kind:
-    """Declare that transfer agents of other nodes may send a message to this node's agent."""
+    """Transfer agents of other nodes may send the message to this node's agent."""
     return _accepted(FROM_AGENTS)(kind)
 
 

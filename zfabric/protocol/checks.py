@@ -1,10 +1,10 @@
 """Checks of messages' fields, beyond their types: a field's annotation carries its check, as in ``Annotated[Rows, layout(TASK, COUNT)]``.
 
-Rows are checked by column, so that the price is a few C-level passes a batch, not a loop over fields. A check raises MalformedFrame with
-the reason; the codec names the message. A message may have two methods more:
+Rows are checked by column: a few C-level passes a batch. A check raises MalformedFrame with the reason; the codec names the message. A
+message may have two more methods:
 
-- ``is_plain(fields)``, static, is a fast path: whether the message is a usual small one that needs no other check.
-- ``check()`` checks what concerns several fields, after each of them.
+- ``is_plain(fields)``, static: a fast path for usual small messages, which need no other check.
+- ``check()``: a check of several fields together, after each of them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SIZE_MAX = 2**63 - 1
 SECONDS_MAX = 1e9
 """Longest time, in seconds."""
 CALLER_BYTES = {INCARNATION_BYTES, INCARNATION_BYTES + NODE_BYTES}
-"""How long names of callers are: that of a process of this node, or of another one, whose id follows."""
+"""Lengths of callers' names: a process of this node, or of another one, whose id follows."""
 
 Check = Callable[[Any], None]
-"""Checks a field, of the right type already. Raises MalformedFrame."""
+"""Checks a field whose type is right. Raises MalformedFrame."""
 
 
 class MalformedFrame(ValueError):
@@ -45,10 +45,10 @@ def _accept(values: tuple[Any, ...]) -> None:
 
 
 class Column(NamedTuple):
-    """Values of one kind: one field of all rows, the entries of a tuple, or a field of a message, which is a column of one value."""
+    """Values of one kind: a field of all rows, the entries of a tuple, or one field of a message."""
 
     types: Set[type] | None
-    """The types that values may have; None if ``check`` refuses all others itself."""
+    """Types that values may have; None if ``check`` refuses all others itself."""
     check: Check = _accept
     """Checks a tuple of values."""
 
@@ -160,7 +160,7 @@ SECONDS = Column(NUMBER.types, _check_seconds)
 
 
 def check_columns(rows: tuple[Any, ...], widths: Collection[int], types: tuple[Set[type] | None, ...]) -> list[tuple[Any, ...]]:
-    """Check rows of one of these widths, whose fields have these types (None: any). Return their columns."""
+    """Check rows of these widths and types (None: any), and return their columns."""
     if not rows:
         return _NO_COLUMNS
     if len(rows) == 1:
@@ -180,13 +180,13 @@ def check_columns(rows: tuple[Any, ...], widths: Collection[int], types: tuple[S
 
 
 def _all_empty(values: tuple[Any, ...], accepted: Set[type]) -> bool:
-    """Whether this field is empty in all rows, as it usually is for arguments: a tenth of the time of checking all types."""
+    """Whether the field is empty in all rows, as arguments usually are: a tenth of the time of checking all types."""
     first = values[0]
     return not first and first != 0 and type(first) in accepted and values.count(first) == len(values)
 
 
 def _single(row: Any, widths: Collection[int], types: tuple[Set[type] | None, ...]) -> list[tuple[Any, ...]]:
-    """The same for one row: the usual frame of a program that waits for each task."""
+    """As ``check_columns``, for one row: the usual frame of a program that waits for each task."""
     if type(row) is not tuple or len(row) not in widths:
         raise MalformedFrame(f"a row has {sorted(widths)} fields")
     for value, accepted in zip(row, types, strict=False):
@@ -197,11 +197,11 @@ def _single(row: Any, widths: Collection[int], types: tuple[Set[type] | None, ..
 
 _TUPLE = {tuple}
 _NO_COLUMNS: list[tuple[Any, ...]] = [()] * 8
-"""The columns of an empty list of rows: as many as any row has fields."""
+"""The columns of no rows: as many as any row has fields."""
 
 
 def layout(*columns: Column, widths: Collection[int] = ()) -> Check:
-    """A check of rows that have these columns. Rows may have fewer fields if ``widths`` says so."""
+    """Make a check of rows that have these columns, or fewer where ``widths`` permits."""
     types = tuple(each.types for each in columns)
     checks = tuple((index, each.check) for index, each in enumerate(columns) if each.check is not _accept)
     accepted = frozenset(widths or (len(columns),))
@@ -216,7 +216,7 @@ def layout(*columns: Column, widths: Collection[int] = ()) -> Check:
 
 
 def row(*columns: Column) -> Check:
-    """A check of one row that has these columns."""
+    """Make a check of one row that has these columns."""
     check_rows = layout(*columns)
     return lambda fields: check_rows((fields,))
 
@@ -228,7 +228,7 @@ def many(values: Column) -> Column:
 
 
 def each(check: Check) -> Column:
-    """Tuples that this check checks one by one."""
+    """Tuples, each with this check."""
 
     def check_each(tuples: tuple[Any, ...]) -> None:
         for each in tuples:
@@ -238,7 +238,7 @@ def each(check: Check) -> Column:
 
 
 def entries(values: Column) -> Check:
-    """A check of a tuple whose entries are such values."""
+    """Make a check of a tuple whose entries are such values."""
     types, check = values
     if types is None:
         return check
@@ -256,8 +256,10 @@ def entries(values: Column) -> Check:
 
 
 FieldChecks = tuple[Callable[[Any], bool] | None, tuple[tuple[int | slice, Check], ...], Check | None]
-"""What is checked of one type of message: its fast path; checks, each with the place of a field, or the places of neighbours that are one
-column; and the check of the whole message."""
+"""
+
+The checks of one type of message: its fast path; checks of fields, by place (neighbours of one kind are one column); and that of the whole.
+"""
 UNCHECKED: FieldChecks = (None, (), None)
 
 
@@ -285,7 +287,7 @@ def field_checks(kind: Any) -> FieldChecks:
 
 
 def check_fields(message: Any) -> None:
-    """Check the fields of a message, whose types are right already. Raises MalformedFrame."""
+    """Check the fields of a message, whose types are right. Raises MalformedFrame."""
     kind: Any = type(message)
     is_plain, fields, whole = field_checks(kind)
     if is_plain is not None and is_plain(message):

@@ -1,11 +1,11 @@
 """Frames on the wire: msgpack, bounded and checked against the messages' own annotations before a machine sees them.
 
-A frame is ``[sequence, acknowledged, [[to role, from role, message name, fields], …]]``. Decoding gives immutable tuples
-only; nothing in a frame is ever unpickled here.
+A frame is ``[sequence, acknowledged, [[to role, from role, message name, fields], …]]``. It decodes to immutable tuples; nothing is
+unpickled.
 
-No frame is larger than its receiver accepts (``Config.frame_bytes_max``), whatever is sent: ``cut`` distributes messages over several
-frames. A message that is a list of rows becomes several messages. A message that is too large and cannot be divided travels in *pieces*:
-frames ``[sequence, acknowledged, bytes]``. The bytes are the number of pieces that follow (4 bytes), and a part of the packed messages.
+No frame is larger than its receiver accepts (``Config.frame_bytes_max``): ``cut`` distributes messages over several. A message that is a
+list of rows becomes several messages. Another large one travels in *pieces*: frames ``[sequence, acknowledged, bytes]``, the bytes being
+the number of pieces that follow (4 bytes) and a part of the packed messages.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ _HEAD = (bytes, bytes, str, tuple)
 Types = tuple[tuple[type, ...] | None, ...]
 Shape = tuple[type[Any], Types, frozenset[tuple[type, ...]], *FieldChecks]
 _SHAPES: dict[str, Shape] = {}
-"""By name, of messages received so far: the class, the types each field may have, all combinations of these, so that the usual check is
-one look-up, and the checks of the fields."""
+"""
+
+By the names of messages received so far: the class, the types of each field, all combinations of these (so that the usual check is one
+look-up), and the checks of the fields.
+"""
 _new: Callable[[type[Any], tuple[Any, ...]], Any] = tuple.__new__
-"""Makes a message of its fields once their number is checked, in half the time of calling its class."""
+"""Makes a message of its fields, whose number is checked, in half the time of a call of its class."""
 
 
 def _accepted(annotation: Any) -> tuple[type, ...] | None:
@@ -71,9 +74,9 @@ def _shape_of(name: str) -> Shape:
 
 
 _pack: Callable[[Any], bytes] = msgpack.Packer().pack
-"""One packer for all threads: it calls no Python code, and so finishes a frame before another thread gets the interpreter."""
+"""One packer for all threads: it calls no Python code, so a frame is finished before another thread gets the interpreter."""
 _PACKER_BYTES = 2**20
-"""A packer retains memory for the largest frame that it has made: after a frame larger than this, another packer is used."""
+"""After a larger frame, another packer is used: a packer retains memory for its largest one."""
 
 
 def encode(sequence: int, acknowledged: int, envelopes: list[Envelope]) -> bytes:
@@ -93,7 +96,7 @@ Body = list[Envelope] | Piece
 """The content of a frame."""
 
 _HEAD_BYTES = 32
-"""More bytes than a frame has besides its messages, or besides the bytes of a piece."""
+"""More bytes than a frame has besides its messages, or the bytes of a piece."""
 _LEFT_BYTES = 4
 
 
@@ -105,11 +108,9 @@ def encode_body(sequence: int, acknowledged: int, body: Body) -> bytes:
 
 
 def cut(envelopes: list[Envelope], limit: int, expected: int = 0) -> Iterator[Body]:
-    """Distribute ``envelopes`` over frames of at most ``limit`` bytes, in order. Raises MessageTooLarge if no receiver accepts one of
-    them.
+    """Distribute ``envelopes`` over frames of at most ``limit`` bytes, in order. Raises MessageTooLarge if one fits no receiver.
 
-    Where more than ``limit`` bytes are ``expected``, it is halved without being encoded first, and each half is expected to have half the
-    bytes: rows of similar size are encoded once, however many frames there are.
+    If more than ``limit`` bytes are ``expected``, they are halved before they are encoded, so that rows of similar size are encoded once.
     """
     halves = _halved(envelopes) if expected > limit else None
     if halves is None:

@@ -7,17 +7,17 @@ from zfabric.protocol.messages import Message
 
 
 class Send(NamedTuple):
-    """Send ``message`` to ``to``. A machine that waits for a commit asks for it after ``Committed``: a shell holds nothing back."""
+    """Send ``message`` to ``to``. A machine that must wait for a commit sends after ``Committed``: a shell holds nothing back."""
 
     to: Address
     message: Message
 
 
 class Store(NamedTuple):
-    """Put and delete rows in the journal, as part of this turn's one transaction, which gets ``sequence``.
+    """Put and delete rows in the journal, in this turn's one transaction, which gets ``sequence``.
 
-    ``puts`` are (table, key, value) and ``deletes`` (table, key). ``urgent`` asks for the commit now, since something
-    waits for it; otherwise it may come up to 50 ms later. The shell answers every commit with ``Committed``.
+    ``puts`` are (table, key, value), ``deletes`` (table, key). With ``urgent``, something waits: commit now. Otherwise it may take up to 50
+    ms. ``Committed`` answers each commit.
     """
 
     puts: tuple[tuple[str, bytes, bytes], ...]
@@ -29,8 +29,8 @@ class Store(NamedTuple):
 class SpawnWorker(NamedTuple):
     """Start a worker process for ``job`` (empty: for any); it registers under the name ``token``.
 
-    ``environment`` are extra variables, ``directory`` is the working directory (empty: the cluster's own), and ``paths`` are prepended to
-    its ``sys.path``. A variable repeats the latter two, which are packages: the worker unpacks them itself before its first task.
+    ``environment`` are extra variables, ``directory`` is the working directory (empty: the cluster's own), ``paths`` are prepended to
+    ``sys.path``. A variable repeats the latter two, if they are packages, which the worker unpacks before its first task.
     """
 
     token: bytes
@@ -42,9 +42,9 @@ class SpawnWorker(NamedTuple):
 
 
 class KillProcess(NamedTuple):
-    """Kill the process with this pid (SIGKILL), and its whole process group. ``reason`` is for people.
+    """Kill this pid (SIGKILL), with its whole process group. ``reason`` is for people.
 
-    With ``executing``, only if the process runs that task: its slot names the task even if the worker does not answer.
+    With ``executing``, only if the process runs that task, by its slot, even if the worker does not answer.
     """
 
     pid: int
@@ -53,14 +53,14 @@ class KillProcess(NamedTuple):
 
 
 class WatchProcess(NamedTuple):
-    """Report (``ProcessDied``) when this process, not a child of ours, is gone. ``started`` guards against pid reuse."""
+    """Report (``ProcessDied``) when this process, not our child, has died. ``started`` guards against pid reuse."""
 
     pid: int
     started: int
 
 
 class MakeReady(NamedTuple):
-    """Allocate memory for ``size`` bytes of the arena at ``offset``; the shell answers ``ExtentReady``."""
+    """Allocate memory for ``size`` bytes of the arena at ``offset``; ``ExtentReady`` answers."""
 
     offset: int
     size: int
@@ -74,9 +74,9 @@ class Punch(NamedTuple):
 
 
 class Spill(NamedTuple):
-    """Copy an object to the file of this number; the shell answers ``Spilled`` when the bytes are there.
+    """Copy an object to the file of this number; ``Spilled`` answers when the bytes are there.
 
-    They lie at ``offset`` of the arena, or are ``value`` (an inline value, ``offset`` 0).
+    They are at ``offset`` of the arena, or are ``value`` (an inline value, ``offset`` 0).
     """
 
     object_id: bytes
@@ -87,7 +87,7 @@ class Spill(NamedTuple):
 
 
 class Unspill(NamedTuple):
-    """Copy a spilled object back into the arena at ``offset``; the shell answers ``Restored``."""
+    """Copy a spilled object back into the arena at ``offset``; ``Restored`` answers."""
 
     object_id: bytes
     file: int
@@ -96,7 +96,7 @@ class Unspill(NamedTuple):
 
 
 class CheckFile(NamedTuple):
-    """Read a spilled object's file and compare it with its checksum; the shell answers ``Restored``. Readers then map the file."""
+    """Compare a spilled object's file with its checksum; ``Restored`` answers. Readers then map the file."""
 
     object_id: bytes
     file: int
@@ -104,20 +104,20 @@ class CheckFile(NamedTuple):
 
 
 class MakeFile(NamedTuple):
-    """Make a file for an object of ``size`` bytes, with disk space behind all of it; the shell answers ``FileReady``."""
+    """Make a file for an object of ``size`` bytes, with disk space behind all of it; ``FileReady`` answers."""
 
     file: int
     size: int
 
 
 class Unlink(NamedTuple):
-    """Delete files of spilled objects, finished or not. A process that has one mapped can go on reading it."""
+    """Delete files of spilled objects, finished or not. Who has one mapped may go on reading it."""
 
     files: tuple[int, ...]
 
 
 class WriteValue(NamedTuple):
-    """Write an inline value as a sealed object whose payload is at ``offset`` of the arena, before any later effect is performed."""
+    """Write an inline value as a sealed object with its payload at ``offset`` of the arena, before any later effect."""
 
     offset: int
     object_id: bytes
@@ -125,7 +125,7 @@ class WriteValue(NamedTuple):
 
 
 class ReadValue(NamedTuple):
-    """Read a value that is pinned at ``offset`` (a negative one names a file); the shell answers ``ValueRead`` to the local scheduler."""
+    """Read a value that is pinned at ``offset`` (negative: a file); ``ValueRead`` answers to the local scheduler."""
 
     object_id: bytes
     offset: int
@@ -133,11 +133,10 @@ class ReadValue(NamedTuple):
 
 
 class WriteHeader(NamedTuple):
-    """Add the object whose payload is at ``offset`` to the arena's index (``state``: ``SEALED``), or remove it and void its header
-    (``FREED``): a process that copies it just now then knows that the copy may be torn.
+    """Add the object at ``offset`` to the arena's index (``SEALED``), or remove it and void its header (``FREED``).
 
-    A restarted daemon finds the objects of the index (``zfabric.adapters.arena``). A file that a process has written
-    (``offset`` is negative) gets the name under which it is found.
+    Void, it shows a process that is copying the object that the copy may be torn. A restarted daemon finds the objects of the index
+    (``zfabric.adapters.arena``). A file that a process has written (``offset`` is negative) gets the name under which it is found.
     """
 
     offset: int
@@ -145,7 +144,7 @@ class WriteHeader(NamedTuple):
 
 
 class Clear(NamedTuple):
-    """Fill this room with zeros. A dead process may have told others of values that it wrote there, and did not tell the store."""
+    """Fill this room with zeros. A dead process may have sent others to values there of which the store does not know."""
 
     offset: int
     size: int
@@ -156,7 +155,7 @@ WRITING, SEALED, FREED = 0, 1, 2
 
 
 class ConnectNodes(NamedTuple):
-    """Connect to these nodes, and close the connections to all others. Fields as in ``NodeTable``, the own node's row included.
+    """Connect to these nodes, and close all other connections. Fields as in ``NodeTable``, with the own node's row.
 
     The shell retains it for the node's next daemon.
     """
@@ -167,25 +166,25 @@ class ConnectNodes(NamedTuple):
 
 
 class Silence(NamedTuple):
-    """Send nothing to other nodes, save requests for a lease, as long as this holds: this node's lease is nearly over."""
+    """Send nothing to other nodes but requests for a lease: this node's lease is nearly over."""
 
     silent: bool
 
 
 class Freeze(NamedTuple):
-    """Stop all workers of the node as long as this holds: it may be dead for the cluster, whose other nodes then run what ran here."""
+    """Stop all workers of the node, or let them run. The cluster may have declared the node dead and run their tasks elsewhere."""
 
     frozen: bool
 
 
 class RecordLease(NamedTuple):
-    """Retain for the node's next daemon when the node's lease ends, in seconds on the clock of leases."""
+    """Retain for the node's next daemon when the lease ends, in seconds on the clock of leases."""
 
     until: float
 
 
 class EndNode(NamedTuple):
-    """End this node: its supervisor kills all its processes. ``reason`` is for people; ``DRAINED`` is that of a node that was drained."""
+    """End this node: its supervisor kills all its processes. ``reason`` is for people; ``DRAINED`` if it was drained."""
 
     reason: str
 
@@ -194,13 +193,13 @@ DRAINED = "it was drained"
 
 
 class StartAgent(NamedTuple):
-    """Start the node's transfer agent, unless there is one: the cluster has several nodes."""
+    """Start the node's transfer agent, unless it runs: the cluster has several nodes."""
 
 
 class SendChunk(NamedTuple):
-    """Send a reader ``Chunk(token, position, size)`` and the bytes that lie at ``position`` of the object whose payload is at ``offset``.
+    """Send a reader ``Chunk(token, position, size)`` and those bytes of the object whose payload is at ``offset``.
 
-    The shell answers ``ChunkSent`` once they may change.
+    ``ChunkSent`` answers once they may change.
     """
 
     reader: Address
@@ -212,10 +211,7 @@ class SendChunk(NamedTuple):
 
 
 class WriteChunk(NamedTuple):
-    """Write the bytes that came with a ``Chunk(token, position, size)`` of ``source`` in this turn.
-
-    They belong at ``position`` of the payload at ``offset``.
-    """
+    """Write the bytes of a ``Chunk(token, position, size)`` of ``source`` in this turn, to ``position`` of the payload at ``offset``."""
 
     source: Address
     token: int
@@ -226,9 +222,9 @@ class WriteChunk(NamedTuple):
 
 
 class SealValue(NamedTuple):
-    """Seal the object whose payload, at ``offset``, has been written; the shell answers ``ValueSealed``.
+    """Seal the object whose payload, at ``offset``, has been written; ``ValueSealed`` answers.
 
-    If ``size`` is negative, nothing more is written there, and there is no answer.
+    If ``size`` is negative, the write is abandoned, without an answer.
     """
 
     object_id: bytes

@@ -1,10 +1,10 @@
 """Outcomes that the fabric itself gives a task, as data: ``(kind, text, facts)``, packed with msgpack.
 
-``kind`` is the name of an exception in ``zfabric.exceptions``. ``facts`` are (name, value) pairs, where known: node,
-pid, attempt, signal, exit code, peak memory, last lines of stderr. Clients turn a failure into that exception.
+``kind`` is the name of an exception in ``zfabric.exceptions``, which clients raise. ``facts`` are (name, value) pairs, where known: node,
+pid, attempt, signal, exit code, peak memory, last lines of stderr.
 
-The outcome of a task that has no value, be it such a failure or what user code raised (``adapters/task_errors``), may have refs inside.
-It begins with their ids then (``inside``), so that whoever has the outcome knows what it contains, on whatever way it came.
+An outcome without a value, be it such a failure or what user code raised (``adapters/task_errors``), begins with the ids of the refs inside
+(``inside``).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Facts = tuple[tuple[str, Any], ...]
 
 
 def refs_inside(status: int, outputs: Iterable[bytes | None]) -> tuple[bytes, ...]:
-    """Ids of the objects that the outputs of a task or call contain refs to, if these say why there is no value."""
+    """Ids of the objects that the outputs of a task or call contain refs to, if it has no value."""
     return () if status == OK else tuple(each for payload in outputs if payload for each in refs_in(payload))
 
 
 def pack_failure(kind: str, text: str, facts: Facts = ()) -> bytes:
-    """The failure as the one output of a FAILED row. What user code raised may be among the facts, as their "cause"."""
+    """The failure as the one output of a FAILED row. The "cause" among the facts is what user code raised."""
     packed: bytes = msgpack.packb((kind, text, facts), use_bin_type=True)
     cause = next((value for name, value in facts if name == "cause"), None)
     return with_refs(packed, refs_in(cause)) if type(cause) is bytes else packed
@@ -48,14 +48,14 @@ def has_left(payload: bytes, actor_id: bytes) -> bool:
 def summary_of(payload: bytes, raised: bool) -> tuple[str, str]:
     """``(kind, text)`` of an error: an exception that a task has ``raised``, or a failure.
 
-    A raised exception is a pickle that begins with both (``adapters/task_errors``): they are read, and nothing is unpickled.
+    A raised exception is a pickle that begins with both (``adapters/task_errors``): they are read without unpickling.
     """
     kind, text, _ = texts_of(payload, raised)
     return kind, text
 
 
 def texts_of(payload: bytes, raised: bool) -> tuple[str, str, str]:
-    """``(kind, text, traceback)`` of an error as in ``summary_of``. What a payload that was cut does not have is empty."""
+    """``(kind, text, traceback)`` of an error as in ``summary_of``; empty where the payload was cut."""
     found = ["an error", "", ""]
     try:
         if not raised:

@@ -1,10 +1,9 @@
 """Identifiers: fixed-length bytes whose structure names their origin.
 
-A task's id is ``job (4) | parent (8) | counter (4)``. The parent part is a hash of the submitting task's id, of its attempt, and of an
-epoch, so that an exhausted counter continues under another hash. The counter numbers that parent's children. No hash is
-computed per task. After a daemon's restart, the same attempt gives its children the same ids; another attempt gives them other ids.
-An object's id is ``task id (16) | index (4)``: returns of tasks count from 0, of actor calls from 2**30, ``put`` values from 2**31.
-An actor's id is that of the task that makes it.
+A task's id is ``job (4) | parent (8) | counter (4)``. The parent part is a hash of the submitting task's id, its attempt, and an epoch,
+under which an exhausted counter continues. The counter numbers that parent's children, so no hash is computed per task. After a daemon's
+restart, the same attempt gives its children the same ids, another attempt others. An object's id is ``task id (16) | index (4)``: returns
+of tasks count from 0, of actor calls from 2**30, ``put`` values from 2**31. An actor's id is that of the task that makes it.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ FUNCTION_BYTES = 16
 NODE_BYTES = 8
 
 CHILDREN_MAX = 2**32 - 1
-"""Children that one (parent, epoch) can name; the next epoch's hash names the ones after them."""
+"""Children of one (parent, epoch); the next epoch names those after."""
 
 FIRST_PUT_INDEX = 2**31
 FIRST_RETURN = b"\x00\x00\x00\x00"
 FIRST_CALL_INDEX = 2**30
 CALL_RETURN = b"\x40\x00\x00\x00"
-"""The last bytes of the id of an actor call's first value. Such values concern their caller alone until other processes need them."""
+"""The end of the id of a call's first value. Only the caller knows such a value until other processes need it."""
 
 _TRIES_BITS = 32
 _TRIES_MAX = 2**32 - 1
 _DAEMONS_BITS = 12
 DAEMONS_MAX = 2**12 - 1
-"""Daemons that a node can have: its supervisor ends it before their number is too large for an attempt's."""
+"""Most daemons of a node, which its supervisor then ends: an attempt's number has no room for more."""
 NODE_NUMBER_MAX = 2**20 - 1
-"""Largest number of a node in its cluster: an attempt's number has room for no larger one."""
+"""Largest number of a node: an attempt's has no room for more."""
 ATTEMPT_MAX = 2**64 - 1
 """Largest number of an attempt."""
 
@@ -44,17 +43,17 @@ pack_counter = struct.Struct(">I").pack
 unpack_counter = struct.Struct(">I").unpack
 
 Address = bytes
-"""The sender or receiver of a message: one role letter, and the incarnation of the process that plays the role."""
+"""Sender or receiver of a message: a role letter, and the incarnation of the process that plays the role."""
 
 CLIENT, WORKER, CONTROL, ACTOR, TOOL, TRANSFER_AGENT = b"C", b"W", b"K", b"A", b"T", b"F"
 LOCAL_SCHEDULER, OBJECT_STORE, CONTROL_STORE, GLOBAL_SCHEDULER, SHELL = b"L", b"O", b"S", b"G", b"X"
 REGISTRY, MEMBER = b"R", b"N"
 DAEMON_ROLES = frozenset((LOCAL_SCHEDULER, OBJECT_STORE, CONTROL_STORE, GLOBAL_SCHEDULER, REGISTRY, MEMBER))
-"""Roles that daemons play: in an address, the node id of another daemon may stand behind them."""
+"""Roles of daemons. In an address, the node id of another daemon may follow."""
 HEAD = bytes(INCARNATION_BYTES)
-"""Stands for the head's node id where a node joins, which does not know it yet."""
+"""The head's node id for a node that joins and does not have it yet."""
 JOINER = b"\x00\x00\x00"
-"""Begins the name of the sender of a message that asks to join, to which the answer goes: no node id begins so."""
+"""Begins the sender's name in a request to join, to which the answer goes. No node id begins so."""
 
 
 def is_control(incarnation: bytes) -> bool:
@@ -68,15 +67,14 @@ def job_id(number: int) -> bytes:
 
 
 def root_task(job: bytes) -> bytes:
-    """The id of a driver as a submitter: the parent of all its first tasks (16 bytes)."""
+    """The id of a driver as a submitter: the parent of its tasks (16 bytes)."""
     return job + bytes(TASK_BYTES - JOB_BYTES)
 
 
 def child_prefix(job: bytes, parent: bytes, epoch: int = 0, salt: bytes = b"") -> bytes:
-    """The first 12 bytes of every id that ``parent`` gives its children in ``epoch``.
+    """The first 12 bytes of the ids that ``parent`` gives its children in ``epoch``.
 
-    ``salt`` separates names that must differ: those of another attempt of the parent, of another thread of
-    a task that submits from several, of another attempt of a ``put``.
+    ``salt`` separates another attempt of the parent, another thread that submits, another attempt of a ``put``.
     """
     digest = hashlib.blake2b(parent + pack_counter(epoch) + salt, digest_size=PARENT_BYTES).digest()
     return job + digest
@@ -93,13 +91,13 @@ def task_of(object_id: bytes) -> bytes:
 
 
 def index_of(object_id: bytes) -> int:
-    """The index of an object among the values of its task: a return's number, or 2**31 and up for ``put`` values."""
+    """The index of an object among its task's values: from 0 for returns, from 2**31 for ``put`` values."""
     number: int = unpack_counter(object_id[TASK_BYTES:])[0]
     return number
 
 
 def control_of(incarnation: bytes) -> bytes:
-    """The incarnation under which the control thread of a worker's process registers; of that, the worker's own again."""
+    """The incarnation of a worker's control thread; of that, the worker's own again."""
     return bytes((incarnation[0] ^ 0x80,)) + incarnation[1:]
 
 
@@ -118,10 +116,9 @@ def call_value(call_id: bytes, index: int) -> bytes:
     return call_id + pack_counter(FIRST_CALL_INDEX + index)
 
 
-# The number of an attempt is unique for its task, whichever daemon of whichever node gave it out. The upper half is the number of the node
-# (20 bits), and how many daemons the node had had before that one (12 bits). The lower half counts the attempts that the daemon had records
-# of, and is shown to people. The lower half alone would repeat: a daemon that dies may have given out attempts that no process reports to
-# the next one.
+# The number of an attempt is unique for its task, over all daemons and nodes. The upper half is the number of the node (20 bits) that gave
+# it out, and how many daemons the node had before (12 bits). The lower half counts the attempts that the daemon had records of, and is
+# shown to people. Alone it would repeat: no process may report a dead daemon's last attempts to the next one.
 
 
 def first_attempt(daemons: int, node: int = 0) -> int:
@@ -135,12 +132,12 @@ def next_attempt(attempt: int, first: int) -> int:
 
 
 def tries_of(attempt: int) -> int:
-    """How many attempts of the task were known before this one."""
+    """How many of the task's attempts were known before this one."""
     return attempt & _TRIES_MAX
 
 
 def daemons_of(attempt: int) -> int:
-    """How many daemons the node had had before the one that gave out this attempt."""
+    """How many daemons the node had before the one that gave out this attempt."""
     return (attempt >> _TRIES_BITS) & DAEMONS_MAX
 
 
@@ -155,7 +152,7 @@ def address(role: bytes, incarnation: bytes) -> Address:
 
 
 def remote_caller(incarnation: bytes, node: bytes) -> bytes:
-    """The name of a caller to an actor on another node: its incarnation, and its node's id, which other callers lack."""
+    """The name of a caller to an actor on another node: its incarnation, and its node's id."""
     return incarnation + node
 
 
@@ -170,11 +167,11 @@ def split_ids(joined: bytes, length: int) -> list[bytes]:
 
 
 PARENT_DIGITS = 4
-"""Digits of a parent's hash that people see: enough to tell apart the parents of one job on one screen."""
+"""Digits of a parent's hash that are shown: enough for the parents of one job on one screen."""
 
 
 def short(identifier: bytes) -> str:
-    """The form of a task's or an object's id that people read and type (``protocol.names``); hex for anything else."""
+    """The short form of a task's or an object's id (``protocol.names``); hex for anything else."""
     if len(identifier) not in (TASK_BYTES, OBJECT_BYTES):
         return identifier.hex()
     job = unpack_counter(identifier[:JOB_BYTES])[0]
@@ -188,4 +185,4 @@ def short(identifier: bytes) -> str:
 
 
 FIRST_INDEX = {"": 0, "c": FIRST_CALL_INDEX, "p": FIRST_PUT_INDEX}
-"""The index of the first object of each kind: returns of tasks, of an actor's calls ("c"), and ``put`` values ("p")."""
+"""The first index of each kind of object: returns of tasks, of an actor's calls ("c"), and ``put`` values ("p")."""

@@ -1,7 +1,6 @@
-"""The ids of the objects to which the bytes of a value or of a failure contain refs, in front of these bytes.
+"""The ids of objects that a value or a failure contains refs to, in front of its bytes.
 
-So whoever has the bytes can read them without the program's code: a process that receives a failure, and a restarted daemon that finds
-a value in the arena or on disk.
+So a process that receives a failure, or a restarted daemon that finds a value, reads them without the program's code.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from zfabric.protocol.ids import OBJECT_BYTES, split_ids
 
 REFS = 0xC1
-"""The first byte of what has refs inside: no pickle begins with it, and nothing that msgpack packs."""
+"""The first byte of what has refs inside. No pickle and nothing of msgpack begins with it."""
 _HEAD_BYTES = 5
 _READ_BYTES = 64
 """Bytes that ``read_refs`` reads first: enough for two ids, as most values have."""

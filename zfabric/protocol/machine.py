@@ -1,4 +1,4 @@
-"""The contract between a machine (a protocol role) and the shell that runs it (the runtime, or the simulator)."""
+"""The contract between a machine (a protocol role) and its shell (the runtime, or the simulator)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zfabric.protocol.messages import Message
 
 
 class Diagnosis(NamedTuple):
-    """Why something is as it is: ``state`` in one word, ``reason`` in one sentence, and facts by name."""
+    """Why something is in its state: ``state`` in one word, ``reason`` in one sentence, and facts by name."""
 
     subject: bytes
     state: str
@@ -20,11 +20,11 @@ class Diagnosis(NamedTuple):
 
 
 class Refusal(Exception):
-    """A message from a peer is invalid: the batch is refused, answered and counted; nothing was changed."""
+    """A peer's message is invalid: its batch is refused, answered and counted; nothing was changed."""
 
 
 class InvariantViolation(AssertionError):
-    """An impossible state of our own: the process dies, the supervisor restarts it, and it recovers."""
+    """An impossible state of our own: the process dies, is restarted, and recovers."""
 
 
 Handler = Callable[[float, Address, Any], None]
@@ -32,7 +32,7 @@ Handler = Callable[[float, Address, Any], None]
 
 
 class Handlers(dict[type[Any], Handler]):
-    """The messages that a machine accepts, each with its handler. Any other message is counted in ``counts["refused"]`` and dropped."""
+    """The messages that a machine accepts, by handler. Others are dropped, and counted in ``counts["refused"]``."""
 
     def __init__(self, counts: MutableMapping[str, int], handlers: Mapping[type[Any], Handler]) -> None:
         super().__init__(handlers)
@@ -47,10 +47,10 @@ class Handlers(dict[type[Any], Handler]):
 
 
 class Machine(Protocol):
-    """A protocol role without I/O, clock or randomness of its own. Time is an argument, in seconds.
+    """A protocol role without I/O, clock or randomness. Time is an argument, in seconds.
 
-    ``step`` never blocks and never fails half way: it records. Decisions (placement, dispatch) happen once per loop
-    turn, in ``take_effects``, whose result the shell performs in order.
+    ``step`` records: it never blocks, and never fails half way. Decisions (placement, dispatch) happen once per turn, in ``take_effects``;
+    the shell performs its result in order.
     """
 
     address: Address
@@ -76,7 +76,7 @@ class Machine(Protocol):
 
 
 class WrappedMachine:
-    """A machine around another one, to which it passes on whatever a subclass does not do itself."""
+    """A machine around another, to which it passes on what a subclass does not override."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine

@@ -1,8 +1,8 @@
 """Ids as people read and type them.
 
-Siblings' ids differ in their last bytes only, so a prefix of one matches all of them. Tables show ``job-parent-counter`` instead, as in
-``1-3fa2-57`` (job and counter in decimal, the first digits of the parent's hash). Objects have a suffix: ``-0`` and up for values that a
-task returned, ``-c0`` for those of an actor's call, ``-p0`` for those that were ``put``.
+Siblings' ids differ in their last bytes only. So tables show ``job-parent-counter``, as in ``1-3fa2-57``: job and counter in decimal, the
+first digits of the parent's hash. Objects have a suffix: ``-0`` and up for a task's values, ``-c0`` for those of an actor's call, ``-p0``
+for ``put`` ones.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _BRIEF = re.compile(r"(\d+)-([0-9a-f]{1,16})-(\d+)(?:-([cp]?)(\d+))?")
 
 
 NAME_BYTES_MAX = 4096
-"""Longest name of a task, an actor, a resource or an argument, and longest id that a person types: many messages contain them."""
+"""Longest name of a task, an actor, a resource or an argument, and longest id that a person types."""
 
 
 JOBS_NAMESPACE = "_jobs"
-"""The namespace of the actors that run jobs (``zfabric submit --detach``): listings leave them out, and show the jobs."""
+"""The namespace of actors that run jobs (``zfabric submit --detach``): listings show the jobs instead."""
 JOB_RUNNER = "JobRunner"
 """The class of these actors (``util.jobs``)."""
 
@@ -61,7 +61,7 @@ brief = short
 
 
 def matcher(text: str) -> Callable[[bytes], bool] | None:
-    """A test for the ids that ``text`` (a short form, or the first digits of an id in hex) can mean; None if it is neither."""
+    """A test for the ids that ``text`` (a short form, or the first digits in hex) can mean; None if it is neither."""
     text = text.strip().lower()
     found = _BRIEF.fullmatch(text)
     if found is not None:

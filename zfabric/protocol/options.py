@@ -3,33 +3,33 @@
 ======================  =========================================================================================================
 ``demand``              resources of one attempt: sorted (resource, amount in 1/10,000) pairs; CPU 1 unless set
 ``num_returns``         number of values (default 1)
-``max_retries``         runs after the loss of a worker (default: config; of a call: as its handle says); -1 is without end
+``max_retries``         runs after the loss of a worker (default: config; of a call: its handle's); -1 is without end
 ``retry_errors``        True: the worker may report RETRY (it knows which exceptions)
-``retry_on``            names of exception classes after which a method is called again, ``max_retries`` times (call rows only)
+``retry_on``            names of exception classes after which a call is repeated, ``max_retries`` times (call rows only)
 ``timeout``             seconds from submission to outcome
 ``run_timeout``         seconds of one attempt, from its begin
 ``name``                the name that people see
-``env``                 environment: (variables, working directory, module paths); a worker runs tasks of one environment only
+``env``                 environment: (variables, working directory, module paths); a worker serves one
 ``inline``              False: never run on top of another task
-``paths``               where the program that exported the function finds its modules (functions only; set by clients that joined a node)
-``directory``           the working directory of that program, and of its functions if it exists (functions only; set as ``paths`` is)
-``prelude``             a module that a worker imports before it loads the function (functions only; see ``zfabric.ray_mode``)
+``paths``               where the exporting program finds its modules (functions only; set by clients that joined a node)
+``directory``           that program's working directory, and its functions' if it exists (functions only; set as ``paths`` is)
+``prelude``             a module to import before the function is loaded (functions only; see ``zfabric.ray_mode``)
 ``modules``             the state of the files of the program's own modules, once one has changed (functions only)
 ``deterministic``       True: its values may be dropped and rebuilt instead of spilled
 ``strategy``            where tasks may run: rows (rank, label, "in" or "not in", values), rank "hard", "soft" or "spread" (``accepts``);
-                        or in a placement group (``group_strategy``); empty: anywhere, also in a task that has its children in its group
-``captured``            the same, for a task that says nothing: its parent has what it submits run in its placement group (call rows only)
-``stream``              the task's value is the end of a stream: how many values it may be ahead of its consumer (0: as configured)
-``dynamic``             True: the call's value is one over all that the method yields (call rows only)
-``concurrency_groups``  most calls of an actor that run at the same time, by group; ``max_concurrency`` for the default group
+                        or in a placement group (``group_strategy``); empty: anywhere, even if the parent captures its children
+``captured``            the strategy of a task that sets none, from a parent that captures its children in its group (call rows only)
+``stream``              the task's value is the end of a stream, which may be so many values ahead of its consumer (0: as configured)
+``dynamic``             True: the call's value is a generator of all that the method yields (call rows only)
+``concurrency_groups``  most calls of an actor that run at once, by group; ``max_concurrency`` for the default group
 ``concurrency_group``   the group of a call (call rows only)
-``checkpoint_every``    classes only: calls of their actors are logged, and a checkpoint taken after so many (0: never)
-``unlogged``            classes only, with ``checkpoint_every``: calls run at the same time without a log; checkpoints at quiet moments
+``checkpoint_every``    classes only: calls of their actors are logged, with a checkpoint after so many (0: never)
+``unlogged``            classes only, with ``checkpoint_every``: calls run at once, without a log; checkpoints at quiet moments
 ``readonly``            classes only, with ``checkpoint_every``: names of methods that change nothing, and are not logged
 ``copy``                True: arguments arrive as writable copies (call rows only)
 ``ask``                 True: request the outcome of a call that may have run; it runs again only if it is ``readonly`` (call rows only)
-``farewell``            classes only: True if their instances have something to do at a clean end (``__exit__``, ``__del__``, …)
-``wrapper``             what runs a function in its place: a module, the name of a function there, and texts for it (``util.tracing``)
+``farewell``            classes only: True if instances act at a clean end (``__exit__``, ``__del__``, …)
+``wrapper``             runs a function in its place: a module, the name of a function there, and texts for it (``util.tracing``)
 ``contains``            refs inside the arguments or the function, and packages: pinned until the task is done; of functions: refs inside
 ======================  =========================================================================================================
 """
@@ -43,11 +43,11 @@ RESOURCE_UNIT = 10_000
 """Fixed point: resource amounts are integers in 1/10,000, so that fractions add up."""
 
 MEMORY, STORE_MEMORY = "memory", "object_store_memory"
-"""Resources of nodes that are counted in bytes: what tasks may reserve, and the size of the object store."""
+"""Resources in bytes: what tasks may reserve, and the size of the object store."""
 NODE_RESOURCE = "node:"
-"""Begins the resource by which a node is asked for by its address, such as ``node:10.0.0.7``: each node has one unit of its own."""
+"""Begins the resource of a node's address, such as ``node:10.0.0.7``, of which each node has one unit."""
 ACCELERATOR_RESOURCE = "accelerator_type:"
-"""Begins the name of the resource by which a node says which model its GPUs are: "accelerator_type:A100", of amount 1."""
+"""Begins the resource of the model of a node's GPUs: "accelerator_type:A100", of amount 1."""
 HEAD_RESOURCE = f"{NODE_RESOURCE}__internal_head__"
 """The resource that the head alone has, by Ray's name."""
 
@@ -55,24 +55,27 @@ Demand = tuple[tuple[str, int], ...]
 Environment = tuple[tuple[tuple[str, str], ...], str, tuple[str, ...]]
 
 VARIABLE_BYTES_MAX = 128 * 1024 - 1
-"""Longest environment variable, with its name: what Linux passes to a program."""
+"""Longest environment variable with its name: what Linux passes to a program."""
 VARIABLES_BYTES_MAX = 1024 * 1024
-"""Most bytes of all environment variables of a task: they travel with its function, and select the workers that may run it."""
+"""Most bytes of a task's environment variables: they travel with its function, and select its workers."""
 
 NO_ENVIRONMENT: Environment = ((), "", ())
 RUNTIME_ENV_VARIABLE = "ZFABRIC_RUNTIME_ENV"
-"""A variable with the whole runtime env as JSON, for tasks that a worker submits in turn. User code does not see it."""
+"""A variable with the whole runtime env as JSON, for tasks that a worker submits. User code does not see it."""
 PACKAGE_SCHEME = "zf://"
-"""How a path of an environment begins that is sent to each node: ``zf://`` object id / hash / entry. The object is an archive
-(``adapters.packages``), and the entry the part of it that is meant: empty for its root.
+"""Begins a path of an environment that is sent to each node: ``zf://`` object id / hash / entry.
+
+The object is an archive (``adapters.packages``), the entry a part of it, or empty for its root.
 """
 Strategy = tuple[tuple[str, str, str, tuple[str, ...]], ...]
-"""What a task says about the nodes where it may run: rows (rank, label, operator, values). Rank "hard": a node must accept the row. "soft":
-nodes that do come first. "spread": tasks are dealt out evenly, which needs no label. "here": this node's share of such tasks. "group": in
-a placement group. "bundle": in those bundles of one that this node has."""
+"""The nodes where a task may run: rows (rank, label, operator, values). Rank "hard": a node must accept the row.
+
+"soft": nodes that do come first. "spread": tasks are dealt out evenly, without a label. "here": this node's share of such tasks. "group":
+in a placement group. "bundle": in those bundles of one that this node has.
+"""
 SPREAD: Strategy = (("spread", "", "", ()),)
 HERE: Strategy = (("here", "", "", ()),)
-"""Begins the strategy of tasks that were dealt to this node: the one by which they were follows."""
+"""Begins the strategy of tasks that were dealt to this node; the former one follows."""
 GROUP_POLICIES = "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"
 """How the bundles of a placement group may be distributed over nodes."""
 ANY_BUNDLE = -1
@@ -94,7 +97,7 @@ LOG_NUMBERS_MAX = 2**63
 """One past the largest number of a logged call: eight bytes of a key, in order."""
 
 LOGGED = -2
-"""Retries of a logged actor's calls: without end, since the actor recognises repeated calls and runs none twice."""
+"""Retries of a logged actor's calls: without end, since the actor runs no repeated call twice."""
 
 CHECKPOINT_PARTS_MAX = 2**20
 """Most parts of a checkpoint."""
@@ -150,7 +153,7 @@ def option(pairs: tuple[tuple[str, Any], ...] | None, name: str, default: Any = 
 
 
 def is_shared(name: str) -> bool:
-    """Whether tasks compete for a resource of a node: not for the node's address, nor for the size of its object store.
+    """Whether tasks compete for the resource: not for a node's address, nor the size of its store.
 
     >>> is_shared("memory"), is_shared("node:10.0.0.7")
     (True, False)
@@ -199,9 +202,9 @@ def only_prefers(strategy: Strategy) -> bool:
 class Terms(NamedTuple):
     """How to call an actor.
 
-    ``retries`` is how often a call is repeated after the loss of the process (``LOGGED`` if it is logged), ``pending`` the most calls
-    without an outcome (0: any number). ``keeps`` says that its checkpoints retain outcomes that callers may not have received.
-    ``unordered`` says that it runs several calls at once, so that no call waits for the arguments of an earlier one.
+    ``retries``: how often a call is repeated after the loss of the process (``LOGGED`` if it is logged). ``pending``: the most calls
+    without an outcome (0: any number). ``keeps``: its checkpoints retain outcomes that callers may not have received. ``unordered``: it
+    runs several calls at once, so that no call waits for an earlier one's arguments.
     """
 
     retries: int = 0
@@ -259,7 +262,7 @@ def only_node(strategy: Strategy) -> bytes:
 
 
 def in_bundle(strategy: Strategy) -> Strategy:
-    """The strategy of tasks of a placement group once they are at a node with a bundle of it; empty for other strategies."""
+    """The strategy of a placement group's tasks at a node with a bundle of it; empty for other strategies."""
     if not strategy or strategy[0][0] not in ("group", "bundle"):
         return ()
     _, group, home, (index, _) = strategy[0]
@@ -267,7 +270,7 @@ def in_bundle(strategy: Strategy) -> Strategy:
 
 
 def describe_strategy(strategy: Strategy) -> str:
-    """The nodes that a strategy accepts, as people read it: empty if it accepts all."""
+    """The nodes that a strategy accepts, in words; empty if it accepts all."""
     parts = []
     for rank, label, operator, values in strategy:
         if rank in ("group", "bundle"):

@@ -1,7 +1,7 @@
-"""Messages that are too large for one frame: lists of rows become several messages, and messages that cannot be divided travel in pieces.
+"""Messages too large for one frame: lists of rows become several messages, others travel in pieces.
 
-``divided`` halves a message if two messages with half the rows each mean the same as one. All others (an answer, a function, the objects
-that a task waits for) are sent as parts of their bytes, and the receiver's link joins these (``codec.cut``, ``Link.receive``).
+``divided`` halves a message where two messages with half the rows each mean the same. Others (an answer, a function, the objects that a
+task waits for) are sent as parts of their bytes, which the receiver's link joins (``codec.cut``, ``Link.receive``).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _SPECIAL: dict[type[Any], Callable[[Any], tuple[m.Message, m.Message] | None]] =
 
 
 def within_row(values: Sequence[object], limit: int) -> tuple[object, ...]:
-    """Values of dependencies for one row: None replaces inline ones over ``limit`` bytes together, which the receiver fetches."""
+    """Values of a row's dependencies, with None for inline ones beyond ``limit`` bytes together, which the receiver fetches."""
     kept: list[object] = []
     for value in values:
         if type(value) is bytes and len(value) > SMALL_BYTES:

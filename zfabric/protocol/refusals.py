@@ -1,7 +1,7 @@
-"""Messages that their receiver cannot read, or that no frame can carry: each row in them gets an outcome that says so.
+"""Messages that their receiver cannot read, or that no frame can carry: each row in them gets an outcome that names the reason.
 
-``answer_to`` makes the answer to a sender that waits for outcomes. ``in_place_of`` makes the message that is delivered instead, if the
-refused one had outcomes itself. A link never waits for a message that is refused.
+``answer_to`` makes the answer for a sender that waits for outcomes, ``in_place_of`` the message delivered instead of one that had outcomes.
+A link never waits for a refused message.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def answer_to(unread: Unread) -> m.Message | None:
 
 
 def in_place_of(unread: Unread) -> m.Message | None:
-    """A message of the same kind in which every outcome is a failure; None if it has none, or the rows cannot be identified."""
+    """A message of the same kind with failures for outcomes; None if it has none, or the rows cannot be identified."""
     return _made(_REPLACEMENTS, unread)
 
 
@@ -99,7 +99,7 @@ def _ended(fields: tuple[Any, ...], failure: bytes, text: str) -> m.Message:
 
 
 def _yielded(fields: tuple[Any, ...], failure: bytes, text: str) -> m.Message:
-    """Failed attempts, since a stream that lacks a value has no end. Of a call, only the stream fails: it has an outcome of its own."""
+    """Failed attempts, since a stream without one of its values has no end. Of a call, only the stream fails."""
     attempts = {_id(row[0]): _whole(row[1]) for row in fields[0]}
     return m.Completed.of(tuple((task, attempt, FAILED, (failure,)) for task, attempt in attempts.items()))
 

@@ -1,5 +1,6 @@
-"""Checks of the rows that most messages carry: tasks, functions, calls and outcomes. They are written by hand, with a fast path for the
-one row of a program that waits for each task or call.
+"""Checks of the rows of tasks, functions, calls and outcomes.
+
+They are written by hand, with a fast path for lone rows: those of a program that waits for each task or call.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from zfabric.protocol.options import OPTION_TYPES, RETURNS_MAX, group_of
 STRATEGIES_MOST = 1000
 """Most strategies that are remembered as well formed."""
 _strategies: set[Any] = set()
-"""Strategies that were found to be well formed: most rows that have one have one of a few."""
+"""Strategies that are well formed. Most rows have one of a few."""
 _lone_strategies: set[Any] = set()
-"""Options that were found to be well formed and are a strategy alone."""
+"""Options that are well formed and a strategy alone."""
 
 _MAYBE_TUPLE = column(tuple, type(None))
-"""A field that a short row does not have: it is None in the column then."""
+"""A field that short rows lack: None in the column then."""
 
 
 # -- tasks and functions --
@@ -50,7 +51,7 @@ _PLAIN_ROWS = frozenset(
 
 
 def _is_plain_row(row: Any) -> bool:
-    """Whether a row is that of a task without dependencies, as most are of a program that waits for each task. Options are not checked."""
+    """Whether the row is that of a task without dependencies. Options are not checked."""
     if type(row) is not tuple or tuple(map(type, row)) not in _PLAIN_ROWS:
         return False
     return not row[3] and len(row[0]) == TASK_BYTES and len(row[1]) == FUNCTION_BYTES
@@ -92,7 +93,7 @@ def _check_lone_options(options: tuple[Any, ...]) -> None:
 
 
 def check_options(options: tuple[Any, ...]) -> None:
-    """Check pairs of a name and a value of the type that options of that name have, or None for "not set"."""
+    """Check (name, value) pairs. A value has the type of its option, or is None for "not set"."""
     for pair in options:
         if type(pair) is not tuple or len(pair) != 2 or type(pair[0]) is not str:
             raise MalformedFrame("an option is a pair of a name and a value")
@@ -119,7 +120,7 @@ _check_terms = layout(STR, STR, STR, TUPLE)
 
 
 def _check_strategy(strategy: Any) -> None:
-    """Check a strategy: rows of texts, the last field with several. It is looked up in tables, so all of it can be."""
+    """Check a strategy: hashable rows of texts, the last field with several."""
     if not _is_hashable(strategy):
         raise MalformedFrame("a strategy has texts and numbers only")
     if strategy not in _strategies:
@@ -130,7 +131,7 @@ def _check_strategy(strategy: Any) -> None:
 
 
 def _is_hashable(value: Any) -> bool:
-    """Whether a value can be looked up in tables: it has no mappings inside."""
+    """Whether the value has no mappings inside."""
     try:
         hash(value)
     except TypeError:
@@ -165,7 +166,7 @@ _PLAIN_CALL = (bytes, str, bytes)
 
 
 def is_plain_call(call: tuple[Any, ...]) -> bool:
-    """Whether a message is one call without dependencies and options, as of a program that waits for each call. It begins as ``Call``."""
+    """Whether a message that begins as ``Call`` is one call without dependencies and options."""
     actor_id, rows = call[0], call[2]
     if len(rows) != 1 or type(row := rows[0]) is not tuple or tuple(map(type, row)) != _PLAIN_CALL:
         return False
@@ -213,7 +214,7 @@ _OUTCOME = (bytes, bytes, int, tuple, tuple)
 
 
 def is_lone_outcome(rows: tuple[Any, ...]) -> bool:
-    """Whether these rows are one outcome of a call, without refs, as of a program that waits for each call. Its values are not checked."""
+    """Whether the rows are one outcome of a call, without refs. Its values are not checked."""
     if len(rows) != 1 or type(row := rows[0]) is not tuple or tuple(map(type, row)) != _OUTCOME:
         return False
     return len(row[0]) == TASK_BYTES and len(row[1]) in CALLER_BYTES and not row[4]

@@ -1,8 +1,8 @@
 """The times of a worker's attempts, as the timeline shows them.
 
-A trace is a batch of attempts, in three columns: the ids of their tasks (16 bytes each), the ids of the functions (16 each), and two
-doubles each: start and duration in seconds. The start is by the monotonic clock, which all processes of a machine share. An event, as the
-control store stores it, is a trace with everything needed to read it after its worker is dead and the functions of its job are deleted.
+A trace is a batch of attempts, in three columns: the ids of tasks (16 bytes each) and of functions (16), and two doubles: start, by the
+monotonic clock that all processes of a machine share, and duration, in seconds. An event of the control store is a trace with all that is
+needed to read it once the worker is dead and the job's functions are deleted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zfabric.protocol.ids import FUNCTION_BYTES, JOB_BYTES, TASK_BYTES, pack_cou
 Names = tuple[tuple[bytes, str], ...]
 """The names of functions or attempts, by their ids in a trace."""
 Arguments = tuple[tuple[bytes, tuple[bytes, ...]], ...]
-"""The values that calls took as arguments: ``(call_id, object ids)``, for those that took any."""
+"""The values that calls took as arguments: ``(call_id, object ids)``, without calls that took none."""
 
 _HEAD = TASK_BYTES + FUNCTION_BYTES
 SPAN_BYTES = 16
@@ -28,9 +28,9 @@ TIME_BYTES = FUNCTION_BYTES + SPAN_BYTES
 """Bytes of an attempt in a trace, besides its task's id."""
 EACH_BYTES = TASK_BYTES + TIME_BYTES
 WAITED_BYTES = 8
-"""How long a call waited in its actor's process, where somebody measures that: a double beside the trace."""
+"""How long a call waited in its actor's process, if measured: a double beside the trace."""
 UNKNOWN = -1.0
-"""In its place, for a call that arrived before that."""
+"""In its place, for a call that arrived before the measurement."""
 
 
 def read_trace(trace: bytes) -> Iterator[tuple[bytes, bytes, float, float]]:

@@ -1,20 +1,23 @@
-"""Every message of the fabric: its sender and receiver, what it carries, and what happens when it is lost or comes twice.
+"""Every message of the fabric: its sender and receiver, what it means, and what answers it.
 
-Messages travel over *links* (``zfabric.machines.common.link``), which number, acknowledge, repeat and deduplicate them. Between two
-living incarnations each message arrives once and in order. When an incarnation ends, its unprocessed messages are lost. The processes that
-hold the same state then send it again when they register (``Register`` … ``Ready``). That is what happens to a lost message
-wherever a docstring below says nothing else.
+Messages travel over *links* (``zfabric.machines.common.link``), which number, acknowledge, repeat and deduplicate them. Between two living
+incarnations each message arrives once and in order. When an incarnation ends, its unprocessed messages are lost. The processes that hold
+the same state send it again when they register (``Register`` … ``Ready``). This is what happens to a lost message, unless its docstring
+says otherwise.
 
-A *row* is an immutable tuple of bytes, int, float, bool, str, None and tuples. The row layouts that several messages share:
+A *row* is an immutable tuple of bytes, int, float, bool, str, None and tuples. Layouts and fields that several messages share:
 
-``task row``    ``(task_id, function_id, arguments, dependencies[, options])``: enough to run the task, more than once if need be.
+``task row``    ``(task_id, function_id, arguments, dependencies[, options])``: all that a run of the task needs.
                 ``arguments`` are serialized bytes. ``dependencies`` are the ids of the objects that top-level arguments
                 stand for, in the order of their place-holders. ``options`` is None or a tuple of (name, value) pairs
                 that differ from the function's own, plus ``("contains", (object_id, …))`` for refs inside arguments.
 ``value``       ``bytes`` inline, or ``(offset, size)`` in the node's arena, or None for a value that is not sent.
 ``outputs``     a tuple of values, one per return.
+``homes``       ``(object_id, node)`` of each object that the message names and whose home is not the sender.
+``number``      counts the messages of this kind from this sender, unless its message says otherwise.
+``token``       comes back in the answer.
 
-Everything is data: no scheduler, store or tool ever unpickles it.
+All of it is data: no scheduler, store or tool unpickles it.
 
 A message is a class in one of the modules below, and a handler in the machine that receives it. Decorators of the class declare who may
 send it over a socket (``protocol.access``). The types of its fields (``rows``) carry their checks (``protocol.checks``). The modules do

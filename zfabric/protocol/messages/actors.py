@@ -1,8 +1,8 @@
 """Actors: their locations, their calls, and the outcomes of the calls.
 
-A task makes an actor. The task's id is the actor's, and its first value stands for the actor: a ref to that value is a handle.
-Calls and their outcomes pass between the caller and the actor's process, without the scheduler. But values in the arena, and results
-with refs inside, concern other processes as well: these go through the scheduler.
+A task makes an actor. The task's id is the actor's, and a ref to its first value is a handle. Calls and outcomes pass between the caller
+and the actor's process, without the scheduler. Values in the arena, and results with refs inside, concern other processes as well: these go
+through the scheduler.
 """
 
 from typing import Annotated, NamedTuple
@@ -53,13 +53,12 @@ class ActorLocations(NamedTuple):
 
     Rows ``(actor_id, state, incarnation, attempt, lives_on, executing, failure)``.
 
-    - ``incarnation`` is the process in which the actor lives, empty while it is CREATING or DEAD. If the actor is on another node, it is
-      the daemon that sends this, which relays calls (``relays``). Between nodes it is the node to which calls are to be sent.
-    - ``attempt`` tells the actor's lives apart, since two may be in the same process.
-    - ``lives_on`` says whether the process of its last life still runs, as a process of lightweight actors may.
-    - ``executing`` is the call that was running when the last life ended, empty if none is known. It is the actor's id if that life left a
-      drained node: then no call without an outcome has begun.
-    - ``failure`` is a packed failure (``protocol.failures``): why a DEAD actor has ended, or why the last life of a CREATING one did.
+    - ``incarnation`` is the actor's process, or empty; for an actor on another node, the daemon that relays calls; between nodes, the node
+      to send calls to.
+    - ``attempt`` is the actor's life. ``lives_on``: the process of its last life still runs, as a host may.
+    - ``executing`` is the call that ran when the last life ended, or empty. The actor's own id: that life left a drained node, and no call
+      without an outcome has begun.
+    - ``failure`` is a packed failure (``protocol.failures``): why the actor is DEAD, or its last life ended.
     """
 
     rows: Annotated[Rows, layout(TASK, INT, BYTES, INT, BOOL, BYTES, BYTES)]
@@ -68,13 +67,11 @@ class ActorLocations(NamedTuple):
 @from_processes(LOCAL_SCHEDULER)
 @from_peers(ACTOR)
 class Call(NamedTuple):
-    """client -> actor, or the local scheduler that stands for it. Calls, in order.
+    """client -> actor, local scheduler. Calls, in order: rows ``(call_id, method, arguments[, dependencies, values, options])``.
 
-    Rows ``(call_id, method, arguments[, dependencies, values, options])``.
-
-    ``values`` are the inline values of the dependencies, their places (offset, size) in the arena, or None for those that the actor is to
-    fetch. A place comes without a pin: the actor copies the value, and fetches it if it is no longer there. ``attempt`` is the life of
-    the actor that the calls are for. Calls for an earlier life are not run: ``ActorLocations`` notifies the caller that it has ended.
+    The local scheduler stands for an actor on another node. ``values`` are those of the dependencies; None is to be fetched. A place comes
+    without a pin: the actor copies the value, or fetches it if it has gone. Calls for a life (``attempt``) that has ended are not run;
+    ``ActorLocations`` notifies the caller.
     """
 
     actor_id: TaskId
@@ -91,8 +88,7 @@ class Call(NamedTuple):
 class Returned(NamedTuple):
     """actor, local scheduler -> client. Outcomes of calls: rows ``(call_id, status, outputs)``, as in ``Results``.
 
-    An output that is None is a value that the scheduler has: the client fetches it when it needs it. So is a place (offset, size), which
-    comes again with a pin, in ``Objects``: the client need not fetch it.
+    None is to be fetched when needed. A place comes again with a pin, in ``Objects``, without a fetch.
     """
 
     rows: ResultRows
@@ -100,11 +96,10 @@ class Returned(NamedTuple):
 
 @from_processes(LOCAL_SCHEDULER)
 class CallOutcomes(NamedTuple):
-    """actor -> local scheduler. Outcomes with large values or refs inside: rows ``(call_id, caller, status, outputs, contained)``.
+    """actor -> local scheduler. Outcomes with values in the arena or refs inside: rows ``(call_id, caller, status, outputs, contained)``.
 
-    A value that is in the arena, or has refs inside, becomes an object that the caller holds. The scheduler then sends ``Returned`` to
-    the caller. The actor repeats the outcomes to a restarted daemon until ``OutcomesRecorded`` arrives. If the actor's process dies
-    first, they are lost, and the caller's calls fail as those of a dead actor do.
+    Each such value becomes an object that the caller holds; then the scheduler sends ``Returned``. The actor repeats the outcomes to a
+    restarted daemon until ``OutcomesRecorded``. If its process dies first, the calls fail as those of a dead actor.
     """
 
     rows: OutcomeRows
@@ -113,8 +108,8 @@ class CallOutcomes(NamedTuple):
 class OutcomesRecorded(NamedTuple):
     """local scheduler -> worker control. These outcomes are recorded: the actor no longer repeats them to the scheduler.
 
-    The actor sends them to the callers, too, since the daemon may have died before its frame to a caller left. Callers ignore repeated
-    outcomes. A worker also receives this for each task that made a stream, and then releases the last values of the stream.
+    The actor also sends them to the callers, which ignore repeats: the daemon may have died before its frame left. After a task that made a
+    stream, the worker releases the stream's last values.
     """
 
     call_ids: TaskIds
@@ -122,11 +117,10 @@ class OutcomesRecorded(NamedTuple):
 
 @from_processes(LOCAL_SCHEDULER)
 class ExpectResults(NamedTuple):
-    """client -> local scheduler. Results of calls that other processes are about to need: rows ``(object_id, actor_id[, ahead])``.
+    """client -> local scheduler. Results of calls that other processes will need: rows ``(object_id, actor_id[, ahead])``.
 
-    With ``ahead``, the object is the end of a stream. Its producer may be that many values ahead of its consumer; 0 stands for the
-    setting ``stream_buffered``. The caller holds these objects, and offers each value when it arrives (``OfferResults``). If the caller
-    dies before that, the values are lost.
+    With ``ahead``, the object is the end of a stream, whose producer may be that many values ahead (0: ``stream_buffered``). The caller
+    holds these objects and offers each value (``OfferResults``). If it dies first, they are lost.
     """
 
     rows: Annotated[Rows, layout(OBJECT, TASK, column(int, type(None)), widths=(2, 3))]
@@ -146,7 +140,7 @@ class KillActor(NamedTuple):
 
 @from_peers(CONTROL)
 class StopCall(NamedTuple):
-    """client -> worker control. Do not run this call, or stop it if it runs; ``reason`` as in ``Interrupt``."""
+    """client, local scheduler -> worker control. Do not run this call, or stop it; ``reason`` as in ``Interrupt``."""
 
     call_id: TaskId
     reason: str
@@ -154,10 +148,10 @@ class StopCall(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class RetireActor(NamedTuple):
-    """local scheduler -> worker control, or local scheduler of the actor's node. No handle is left: the actor ends after its calls.
+    """local scheduler -> worker control, local scheduler of the actor's node. No handle is left: the actor ends after its calls.
 
-    An actor that was killed and shares its process ends ``at_once``: waiting calls are not run, and the running one is stopped. If this
-    is lost with the daemon, its successor finds out again whether there are handles, and clients repeat ``KillActor``.
+    With ``at_once`` (killed, in a shared process), its calls are stopped. A restarted daemon counts handles again, and clients repeat
+    ``KillActor``.
     """
 
     actor_id: TaskId
@@ -166,9 +160,9 @@ class RetireActor(NamedTuple):
 
 
 class DrainActor(NamedTuple):
-    """local scheduler -> worker control. The actor's node is drained: the actor ends after its running calls, to be made again elsewhere.
+    """local scheduler -> worker control. The actor's node is drained: the actor ends after its running calls, and is made again elsewhere.
 
-    ``ActorDrained`` is the answer. Calls that wait, or arrive later, do not begin: their callers send them to the actor's next life.
+    ``ActorDrained`` is the answer. Other calls do not begin: their callers send them to the next life.
     """
 
     actor_id: TaskId
@@ -177,9 +171,9 @@ class DrainActor(NamedTuple):
 
 @from_processes(LOCAL_SCHEDULER)
 class ActorDrained(NamedTuple):
-    """actor -> local scheduler. The process of an actor ends, since its node is drained.
+    """actor -> local scheduler. The actor's process ends, since its node is drained.
 
-    The callers have received the outcomes of all calls that have begun. So a call without an outcome has not begun.
+    Every call that has begun has its outcome at its caller.
     """
 
     actor_id: TaskId
@@ -188,10 +182,10 @@ class ActorDrained(NamedTuple):
 
 @from_processes(LOCAL_SCHEDULER)
 class ActorEnded(NamedTuple):
-    """actor -> local scheduler. An actor has left this process, which it shared. It sends no more after this.
+    """actor -> local scheduler. An actor has left this process, which it shared; nothing more of it follows.
 
-    ``executing`` is the call that it was running, empty if none; ``reason`` says why it ended itself, if it did.
-    If this is lost with the daemon, the actor is missing in the ``HostedActors`` that the next daemon receives.
+    ``executing`` is the call that it was running, or empty; ``reason``, why it ended itself, or empty. If this is lost, the actor is
+    missing in the next ``HostedActors``.
     """
 
     actor_id: TaskId
@@ -202,9 +196,9 @@ class ActorEnded(NamedTuple):
 
 @from_processes(LOCAL_SCHEDULER)
 class HostedActors(NamedTuple):
-    """actor -> local scheduler, between ``Register`` and ``Ready``. The actors of this process: rows ``(creation task row, attempt)``.
+    """actor -> local scheduler. On registration: the actors of this process.
 
-    A host of lightweight actors sends no rows if none lives in it.
+    Rows ``(creation task row, attempt)``; none for an empty host.
     """
 
     rows: Annotated[Rows, layout(TASK_ROW, INT)]
@@ -213,7 +207,7 @@ class HostedActors(NamedTuple):
 @from_processes(LOCAL_SCHEDULER)
 @from_nodes(LOCAL_SCHEDULER)
 class ActorExiting(NamedTuple):
-    """actor -> local scheduler -> home of the actor. The actor has ended itself (``exit_actor``): it is not restarted."""
+    """actor -> local scheduler -> home of the actor. The actor has ended itself (``exit_actor``) and is not restarted."""
 
     actor_id: TaskId
 
@@ -222,9 +216,8 @@ class ActorExiting(NamedTuple):
 class CallTimes(NamedTuple):
     """actor -> local scheduler. When calls ran, for the timeline: a trace (``protocol.trace``), and ``names``, rows ``(id, method)``.
 
-    ``arguments`` has a row ``(call_id, object ids)`` for each call that took values. ``waited`` is empty unless these times are requested
-    (``MeasureCalls``). Then it has a double for each call: seconds between its arrival in the process and its beginning. The message is
-    sent once a second, or sooner if there are many calls. Lost times are missing in the timeline and nowhere else.
+    ``arguments`` are rows ``(call_id, object ids)``. After ``MeasureCalls``, ``waited`` has a double for each call: seconds between arrival
+    and beginning. Sent once a second, or sooner. A loss affects only the timeline.
     """
 
     names: Annotated[Rows, layout(FUNCTION, STR)]
@@ -245,9 +238,8 @@ class CallTimes(NamedTuple):
 class HostDelays(NamedTuple):
     """actor -> local scheduler. Calls that have run for a second or more in a process of lightweight actors.
 
-    ``running`` is the call that has the baton. ``rows`` are the calls that have begun, the running one among them: ``(actor, call, objects
-    that it waits for, actors, certain)``. ``actors`` names for each object the actor whose call makes it: zeros if no call of this process
-    does. ``certain`` is as in ``WaitDetails``. It is sent once a second if it has changed, and replaces the last one of that process.
+    ``running`` has the baton. ``rows`` are all begun calls: ``(actor, call, objects awaited, their actors or zeros, certain)``, with
+    ``certain`` as in ``WaitDetails``. Sent once a second if changed; replaces the last one.
     """
 
     running: bytes
@@ -256,13 +248,11 @@ class HostDelays(NamedTuple):
 
 @from_processes(LOCAL_SCHEDULER)
 class LogAppended(NamedTuple):
-    """actor -> local scheduler. Calls that a logged actor has run since the block before, in the order in which they ran.
+    """actor -> local scheduler. Calls that a logged actor has run since the block before, in order.
 
-    Only a replay decodes ``rows`` (``machines.worker.call_log``). ``last`` is the number of the last call, counted over all incarnations.
-    ``made`` are the results that are not in the rows, because they are large or have refs inside. ``refs`` are refs that the rows need,
-    also those inside errors: the scheduler holds them as long as it retains the rows. ``number`` counts the messages of this incarnation
-    (``attempt``) about its log. The actor repeats the message to a restarted daemon until ``LogCommitted`` confirms it. The scheduler
-    refuses it from any process but the one in which the actor now lives.
+    Only a replay decodes ``rows`` (``machines.worker.call_log``). ``last`` is the number of the last call over all incarnations. ``made``
+    are results outside the rows: large, or with refs. The scheduler holds ``refs`` as long as the rows. Repeated to a restarted daemon
+    until ``LogCommitted``; refused from any process but the actor's present one.
     """
 
     actor_id: TaskId
@@ -278,8 +268,8 @@ class LogAppended(NamedTuple):
 class Checkpoint(NamedTuple):
     """actor -> local scheduler. Part ``part`` (from 0) of ``parts`` of the actor's state after the call numbered ``last``.
 
-    Once the last part is committed, the rows up to that call are deleted. ``refs`` are the refs inside the state and inside retained
-    errors; they come with the last part. The other fields are as in ``LogAppended``.
+    When the last part is committed, the log up to that call is deleted. That part also has ``refs``: those inside the state and retained
+    errors. The other fields are as in ``LogAppended``.
     """
 
     actor_id: TaskId
@@ -312,10 +302,10 @@ class LogCommitted(NamedTuple):
 @from_processes(LOCAL_SCHEDULER)
 @from_nodes(LOCAL_SCHEDULER)
 class ReplayProgress(NamedTuple):
-    """actor -> local scheduler. ``done`` of ``total`` logged calls have run again. ``callers`` have outcomes retained for them.
+    """actor -> local scheduler -> home of the actor, local scheduler of a caller. ``done`` of ``total`` logged calls have run again.
 
-    It is sent from time to time, once at the end, and again to a restarted daemon. ``CallerGone`` is the answer for each caller that is
-    gone.
+    ``callers`` have outcomes retained for them; ``CallerGone`` answers for each that is gone. Sent from time to time, at the end, and to a
+    restarted daemon.
     """
 
     actor_id: TaskId
@@ -327,11 +317,11 @@ class ReplayProgress(NamedTuple):
 @from_processes(LOCAL_SCHEDULER)
 @from_nodes(LOCAL_SCHEDULER)
 class CallCounts(NamedTuple):
-    """actor -> local scheduler. ``ended`` calls have ended, over all incarnations, of an actor with checkpoints but no log.
+    """actor -> local scheduler -> home of the actor. How many calls of an actor with checkpoints but no log have ended.
 
-    The count includes calls that a restart from an earlier checkpoint has lost. ``waits_for`` is the number of
-    calls that run while a checkpoint is due, 0 if none is. Both are shown to users, and sent once a second if they have changed. After
-    the death of the process, its slot has the exact count (``ProcessDied``).
+    That is over all incarnations. Calls that an earlier checkpoint has lost count, too. ``waits_for`` is the number of calls that run while
+    a checkpoint is due, else 0. Both are shown to users; sent once a second if changed. At a death, the slot has the exact count
+    (``ProcessDied``).
     """
 
     actor_id: TaskId
@@ -342,10 +332,10 @@ class CallCounts(NamedTuple):
 @from_processes(LOCAL_SCHEDULER)
 @from_peers(ACTOR)
 class OutcomesReceived(NamedTuple):
-    """client -> actor, or the local scheduler that stands for it. The client has the outcomes of these calls of its own.
+    """client -> actor, local scheduler. The client has outcomes of its calls: release them.
 
-    With ``others`` it has the outcomes of all its calls but these. The actor releases the outcomes. It is sent with ``others`` to each new
-    incarnation, ahead of the calls that are repeated, and without it from time to time.
+    They are those of ``call_ids``, or with ``others``, all but these. With ``others``, it precedes the repeated calls to each new
+    incarnation. Otherwise it is sent from time to time.
     """
 
     actor_id: TaskId
@@ -357,8 +347,8 @@ class OutcomesReceived(NamedTuple):
 class CallerGone(NamedTuple):
     """local scheduler -> worker control, client, local scheduler of another node. A process has ended.
 
-    To worker control, or another node: the process may have called an actor there. To a client: the process was a host of lightweight
-    actors, and the client may have called one of them.
+    To worker control or another node: it may have called an actor there. To a client: it was a host of lightweight actors that the client
+    may have called.
     """
 
     incarnation: Caller

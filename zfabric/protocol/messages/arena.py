@@ -1,7 +1,7 @@
 """The arena: client <-> object store, local scheduler <-> object store.
 
 A place is the offset of an object's payload in the arena. A negative offset stands for a file of the node's spill directory, in which a
-value is written and read while the arena has no room (``zfabric.machines.common.extents``).
+value is written and read while the arena has no room (``zfabric.machines.common.extents``). A transfer agent is a client of its store.
 """
 
 from typing import Annotated, NamedTuple
@@ -14,10 +14,9 @@ from zfabric.protocol.messages.rows import ObjectIds, Rows
 
 @from_processes(OBJECT_STORE)
 class Reserve(NamedTuple):
-    """client -> object store. Request room for an object of ``size`` bytes, and wait for it up to ``patience`` seconds.
+    """client, transfer agent -> object store. Request room for an object of ``size`` bytes, and wait for it up to ``patience`` seconds.
 
-    The store adds room for the header. ``wish`` is the preferred size of a range in which the client places further objects, too; 0
-    requests room for this object only.
+    The store adds room for the header. ``wish`` is the preferred size of a range for further objects; 0 requests room for this one only.
     """
 
     token: int
@@ -27,9 +26,9 @@ class Reserve(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """object store -> client. The client may write the range ``offset … offset + size`` of the arena.
+    """object store -> client, transfer agent. The receiver may write the range ``offset … offset + size`` of the arena.
 
-    Room for one object may be a file (``offset`` is negative): the arena has no room then, and cannot get any.
+    A single object's room may be a file (``offset`` is negative), if the arena cannot get room.
     """
 
     token: int
@@ -38,9 +37,9 @@ class Granted(NamedTuple):
 
 
 class NoSpace(NamedTuple):
-    """object store -> client. No grant. ``kind`` is "too_large", "full" or "memory"; ``text`` says what to do.
+    """object store -> client, transfer agent. No grant. ``kind`` is "too_large", "full" or "memory"; ``text`` is advice to the user.
 
-    A ``kind`` of "alone" refuses a range only: request room for the one object (``wish`` 0), which may be a file.
+    "alone" refuses a range only: request room for the one object (``wish`` 0), which may be a file.
     """
 
     token: int
@@ -50,9 +49,9 @@ class NoSpace(NamedTuple):
 
 @from_processes(OBJECT_STORE)
 class ReturnGrant(NamedTuple):
-    """client -> object store. The client writes no more into the grant at ``offset``; past ``used`` bytes it is empty.
+    """client, transfer agent -> object store. No more is written into the grant at ``offset``; past ``used`` bytes it is empty.
 
-    ``gaps`` are rows ``(offset, size)`` of empty ranges before that, where writes were abandoned.
+    ``gaps`` are empty ranges ``(offset, size)`` before.
     """
 
     offset: int
@@ -61,16 +60,16 @@ class ReturnGrant(NamedTuple):
 
 
 class RecallGrant(NamedTuple):
-    """object store -> client control. Return the idle grant at ``offset`` if possible."""
+    """object store -> client, transfer agent. Return the idle grant at ``offset`` if possible. It goes to the control socket."""
 
     offset: int
 
 
 @from_processes(OBJECT_STORE)
 class GrantsHeld(NamedTuple):
-    """client -> object store, between ``Register`` and ``Ready``. The client's grants: rows ``(offset, size, used)``.
+    """client -> object store. On registration: the unfinished grants, rows ``(offset, size, used)``.
 
-    Only unfinished grants are listed: the rest of a grant (``used`` is 0), or an object being written (``used`` is its whole size).
+    ``used`` is 0 for the rest of a grant, and the whole size for an object being written.
     """
 
     rows: Annotated[Rows, layout(INT, INT, INT)]
@@ -78,24 +77,27 @@ class GrantsHeld(NamedTuple):
 
 @from_processes(OBJECT_STORE)
 class Pinned(NamedTuple):
-    """client -> object store, between ``Register`` and ``Ready``. The client's pins: rows ``(object_id, offset, size)``."""
+    """client -> object store. On registration: the sender's pins, rows ``(object_id, offset, size)``."""
 
     rows: Annotated[Rows, layout(OBJECT, INT, INT)]
 
 
 @from_processes(OBJECT_STORE)
 class Unpin(NamedTuple):
-    """client -> object store. Release pins of these objects.
+    """client, transfer agent, local scheduler -> object store. Release a pin for each id listed.
 
-    Each ``Located`` row that reached this process is one pin, and an id is listed here once for each pin. So an ``Unpin``
-    that crosses a new ``Located`` releases the older pins only, and nothing is moved under a reader.
+    Each ``Located`` row that reached the process is one pin. So an ``Unpin`` that crosses a ``Located`` releases older pins only, and
+    nothing moves under a reader.
     """
 
     object_ids: ObjectIds
 
 
 class RecallPins(NamedTuple):
-    """object store -> client. The arena is short of room: unpin each of these objects that no live value of the process uses."""
+    """object store -> client, transfer agent. The arena is short of room: unpin what is not used.
+
+    That are those of these objects that no live value of the process uses.
+    """
 
     object_ids: ObjectIds
 
@@ -103,9 +105,8 @@ class RecallPins(NamedTuple):
 class Sealed(NamedTuple):
     """local scheduler -> object store. Objects written: rows ``(object_id, offset, size, writer incarnation, rebuildable)``.
 
-    It is sent for every place in a ``Completed`` or ``Put``, since the room belongs to the store from here on. Objects that nobody needs
-    are included, and ``Free`` follows for them. If an object is written twice, the first copy stays. Readers get its place from
-    ``Located``, never from the writer.
+    Sent for every place in a ``Completed`` or ``Put``, needed or not (``Free`` follows): the room is now the store's. Of two copies the
+    first stays: readers get its place from ``Located`` alone.
     """
 
     rows: Rows
@@ -120,8 +121,7 @@ class Absorb(NamedTuple):
 class Locate(NamedTuple):
     """local scheduler -> object store. Pin objects and answer with their places: rows ``(object_id, process incarnation)``.
 
-    Spilled objects are restored first. Every row is answered by one row of ``Located`` or ``ObjectsLost``, and every row of ``Located``
-    is one pin (see ``Unpin``).
+    Spilled objects are restored first. One row of ``Located``, which is one pin, or of ``ObjectsLost`` answers each.
     """
 
     rows: Rows
@@ -130,7 +130,7 @@ class Locate(NamedTuple):
 class Located(NamedTuple):
     """object store -> local scheduler. Rows ``(object_id, process incarnation, offset, size)``: pinned by that process.
 
-    The scheduler sends each row to that process exactly once, even if the process no longer needs it: the process then unpins it.
+    The scheduler sends each row to that process exactly once, needed or not; the process unpins it.
     """
 
     rows: Rows
@@ -139,8 +139,8 @@ class Located(NamedTuple):
 class ObjectsLost(NamedTuple):
     """object store -> local scheduler. Rows ``(object_id, reason)``: no copy is left here.
 
-    ``reason`` is "evicted" (a rebuildable value was dropped to make room) or "missing", or begins with "unreadable:" or with "full:" (an
-    inline value is larger than the whole store).
+    ``reason`` is "evicted" (rebuildable, dropped to make room) or "missing", or begins with "unreadable:" or with "full:" (an inline value
+    larger than the store).
     """
 
     rows: Rows
@@ -149,8 +149,7 @@ class ObjectsLost(NamedTuple):
 class StoreRoom(NamedTuple):
     """object store -> local scheduler. The free room of the arena in bytes, less what processes wait for; -1: more than half is free.
 
-    It is sent when that has changed by a sixteenth of the arena, and tasks that only produce may wait for room (``Backpressure``).
-    The two are in one daemon, so none is lost; a later daemon begins anew.
+    Sent after a change by a sixteenth of the arena, for tasks that only produce and may wait (``Backpressure``).
     """
 
     free: int
@@ -163,19 +162,22 @@ class Free(NamedTuple):
 
 
 class Protect(NamedTuple):
-    """local scheduler -> object store. These objects cannot be made again any more: they are spilled, and no longer dropped."""
+    """local scheduler -> object store. These objects cannot be made again any more: spill them instead of dropping them."""
 
     object_ids: ObjectIds
 
 
 class ProcessGone(NamedTuple):
-    """local scheduler -> object store. This process is proved dead: its pins and grants are void."""
+    """local scheduler -> object store, global scheduler. This process is proved dead: its pins and grants are void.
+
+    To the global scheduler: this node is dead.
+    """
 
     incarnation: bytes
 
 
 class RetainOnly(NamedTuple):
-    """local scheduler -> object store, once after a restart. Begin, and free all objects but these, to which processes refer."""
+    """local scheduler -> object store. Once after a restart: begin, and free all objects but these, to which processes refer."""
 
     object_ids: ObjectIds
 
@@ -203,17 +205,17 @@ class Restored(NamedTuple):
 
 
 class FileReady(NamedTuple):
-    """shell -> object store. The file exists, with disk space behind all of it; or (``error`` not empty) could not be made."""
+    """shell -> object store. The file exists, with disk space behind all of it, or (``error`` not empty) could not be made."""
 
     file: int
     error: str
 
 
 class ArenaFound(NamedTuple):
-    """shell -> object store. The first message after a restart: what the arena and the spill directory have.
+    """shell -> object store, local scheduler. The first message after a restart: what the arena and the spill directory have.
 
-    ``sealed`` are rows ``(object_id, offset, size)``, ``spilled`` rows ``(object_id, size, file)``. A file that may be incomplete has an
-    empty id: a process may still be writing it. ``inside`` are rows ``(object_id, refs inside)`` of those that contain refs.
+    ``sealed`` are rows ``(object_id, offset, size)``, ``spilled`` rows ``(object_id, size, file)``, with an empty id for a file that a
+    process may still be writing. ``inside`` are rows ``(object_id, refs inside)``.
     """
 
     sealed: Rows

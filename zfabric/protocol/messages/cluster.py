@@ -33,12 +33,11 @@ Labels: TypeAlias = Annotated[Rows, _check_labels]
 
 @from_nodes(REGISTRY)
 class Join(NamedTuple):
-    """member -> registry. The first message of a node, which asks to join the cluster. ``Joined`` or ``Refused`` is the answer.
+    """member -> registry. The first message of a node, which asks to join the cluster.
 
-    ``node`` is its id (8 bytes). ``number`` is 0, or the number that an earlier daemon of this node received. ``key`` is the public half of
-    the node's key pair, in Z85. Other nodes reach its daemon at the endpoint ``address`` and its transfer agent at ``transfer``
-    ("tcp://host:port", empty: none). ``resources`` are (name, amount) pairs in 1/10,000, ``labels`` (name, value) pairs. ``versions`` are
-    (what, version) pairs that must be the same on both sides. The member repeats the message until it is answered.
+    ``Joined`` or ``Refused`` answers; until then it is repeated. ``number`` is 0, or that of an earlier daemon of this node. ``key`` is the
+    node's public key, in Z85. ``address`` and ``transfer`` are endpoints of its daemon and transfer agent ("tcp://host:port", empty: none).
+    ``resources`` are (name, amount in 1/10,000) pairs. ``versions`` are (what, version) pairs, which both sides must share.
     """
 
     protocol: int
@@ -58,9 +57,8 @@ class Join(NamedTuple):
 class Joined(NamedTuple):
     """registry -> member. The node has joined the cluster: its row is durable.
 
-    ``head`` is the node of the registry. ``number`` is the node number of the new node. It is unique over the life of the cluster, and a
-    part of each attempt that the node gives out. ``lease`` is the length of a lease in seconds; it begins when the request is sent that
-    renews it.
+    ``head`` is the node of the registry. ``number`` is the new node's: unique over the life of the cluster, and a part of each attempt that
+    the node gives out. ``lease`` is in seconds, and begins when the request that renews it is sent.
     """
 
     head: NodeId
@@ -75,11 +73,11 @@ class Joined(NamedTuple):
 
 @from_nodes(MEMBER)
 class NodeTable(NamedTuple):
-    """registry -> member -> local scheduler. All living nodes, after each change.
+    """registry -> member -> local scheduler -> transfer agent. All living nodes, after each change.
 
-    Rows ``(node, number, name, address, transfer, key, resources, labels, pid)``. A node that was in an earlier table and is missing in
-    this one is dead, and its death is durable. ``version`` counts the changes: a table older than the last one is ignored. ``head`` is the
-    node of the registry, whose control store numbers jobs. It is empty only in the first table, which has no nodes.
+    Rows ``(node, number, name, address, transfer, key, resources, labels, pid)``. A node that is missing since an earlier table is dead,
+    durably. ``version`` counts the changes: older tables are ignored. ``head`` is the registry's node, empty in the first table, which has
+    no nodes.
     """
 
     version: Count
@@ -89,7 +87,7 @@ class NodeTable(NamedTuple):
 
 @from_nodes(REGISTRY)
 class RenewLease(NamedTuple):
-    """member -> registry. Ask for the lease to be renewed. ``number`` counts the requests of this member."""
+    """member -> registry. Renew the lease. ``LeaseRenewed`` answers."""
 
     node: NodeId
     number: Count
@@ -97,7 +95,7 @@ class RenewLease(NamedTuple):
 
 @from_nodes(MEMBER)
 class LeaseRenewed(NamedTuple):
-    """registry -> member. Request ``number`` has renewed the lease, which begins at the time at which the request was sent."""
+    """registry -> member. Request ``number`` has renewed the lease, which begins when that request was sent."""
 
     number: Count
 
@@ -118,14 +116,14 @@ class Expelled(NamedTuple):
 
 
 class Unreachable(NamedTuple):
-    """shell -> member. The nodes that this one dials and has no connection to at present. It is sent after each change."""
+    """shell -> member. The nodes that this one dials and has no connection to at present; sent after each change."""
 
     nodes: Ids
 
 
 @from_nodes(REGISTRY)
 class Complain(NamedTuple):
-    """member -> registry. This node could not reach these nodes for ``pair_patience``. It is repeated until it can."""
+    """member -> registry. This node could not reach these nodes for ``pair_patience``. Repeated until it can."""
 
     nodes: NodeIds
 
@@ -134,7 +132,7 @@ class Complain(NamedTuple):
 class ProbePairs(NamedTuple):
     """registry -> member -> local scheduler -> transfer agent. Find out which nodes this one cannot reach.
 
-    ``PairsProbed`` is the answer. ``number`` names the probe. If the message or the answer is lost, the registry decides without it.
+    ``PairsProbed`` answers. ``number`` names the probe. If either is lost, the registry decides without the answer.
     """
 
     number: Count
@@ -143,9 +141,9 @@ class ProbePairs(NamedTuple):
 @from_processes(LOCAL_SCHEDULER)
 @from_nodes(REGISTRY)
 class PairsProbed(NamedTuple):
-    """transfer agent -> local scheduler -> member -> registry. The nodes that the agent could not reach.
+    """transfer agent -> local scheduler -> member -> registry. The nodes that were out of reach.
 
-    The member adds those that the daemon could not reach.
+    The member adds the daemon's to the agent's.
     """
 
     number: Count

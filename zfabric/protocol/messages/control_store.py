@@ -10,10 +10,10 @@ from zfabric.protocol.messages.rows import Count, Ids, Rows
 
 @from_nodes(CONTROL_STORE)
 class Write(NamedTuple):
-    """any -> control store. Put rows ``(table, key, value)`` and delete rows ``(table, key)``. ``token`` 0 requests no answer.
+    """local scheduler, registry -> control store. Put rows ``(table, key, value)`` and delete rows ``(table, key)``.
 
-    With a token, ``Written`` follows the commit, which does not wait for a batch to fill. A ``Write`` without rows is a barrier: it is
-    answered once everything before it is committed.
+    ``token`` 0 requests no answer. With a token, ``Written`` follows the commit, which does not wait for a batch to fill. Without rows it
+    is a barrier: answered once all before it is committed.
     """
 
     token: int
@@ -23,9 +23,9 @@ class Write(NamedTuple):
 
 @from_nodes(CONTROL_STORE)
 class DeleteRows(NamedTuple):
-    """any -> control store. Delete the rows of ``table`` whose keys are at least ``start`` and less than ``end``. ``Written`` answers.
+    """local scheduler -> control store. Delete the rows of ``table`` with ``start`` <= key < ``end``, also those whose commit is under way.
 
-    It covers rows whose commit is under way. ``token`` 0 requests no answer. The message may be repeated.
+    ``Written`` answers, unless ``token`` is 0. Idempotent.
     """
 
     token: Count
@@ -36,9 +36,9 @@ class DeleteRows(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class Written(NamedTuple):
-    """control store -> writer. The write is committed, or (``ok`` is False) was refused.
+    """control store -> local scheduler, registry. The write is committed, or (``ok`` is False) refused.
 
-    It is refused if its condition failed or the store is read-only; ``text`` says which.
+    Its condition failed, or the store is read-only (``text``).
     """
 
     token: Count
@@ -47,7 +47,7 @@ class Written(NamedTuple):
 
 
 class Create(NamedTuple):
-    """any -> control store. Put the row only if its key is free. ``Written`` is the answer; ``ok`` is False if the key exists.
+    """local scheduler -> control store. Put the row only if its key is free. ``Written`` answers; ``ok`` is False if the key exists.
 
     If the key has this value already, the request came twice, and ``ok`` is True. So the value must name its creator.
     """
@@ -59,9 +59,9 @@ class Create(NamedTuple):
 
 
 class Swap(NamedTuple):
-    """any -> control store. Put the row only if the key's value is ``expected`` (None: absent). ``Written`` answers.
+    """local scheduler -> control store. Put the row only if the key's value is ``expected`` (None: absent), or the new one already.
 
-    If the key has the new value already, the request came twice, and ``ok`` is True.
+    ``Written`` answers.
     """
 
     token: int
@@ -73,9 +73,9 @@ class Swap(NamedTuple):
 
 @from_nodes(CONTROL_STORE)
 class NewJob(NamedTuple):
-    """local scheduler -> control store. Request the next job number, durably counted. ``JobNumber`` answers.
+    """local scheduler -> control store. Request the next job number, durably counted.
 
-    A store that cannot write answers with ``Written``, this token and ``ok`` False.
+    ``JobNumber`` answers; ``Written`` with ``ok`` False if the store cannot write.
     """
 
     token: Count
@@ -100,7 +100,7 @@ def _check_number(keys: Ids) -> None:
 
 @from_nodes(CONTROL_STORE)
 class Read(NamedTuple):
-    """any -> control store. Request the rows of ``table`` under these keys. ``Found`` answers; absent keys are left out."""
+    """local scheduler -> control store. Request the rows of ``table`` under these keys. ``Found`` answers, without absent keys."""
 
     token: Count
     table: str
@@ -108,7 +108,10 @@ class Read(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """any -> control store. Up to ``limit`` rows of ``table`` whose keys start with ``prefix``, after ``after``, in key order."""
+    """local scheduler, registry -> control store. Request up to ``limit`` rows of ``table``, in key order.
+
+    Their keys start with ``prefix`` and are after ``after``. ``Found`` answers.
+    """
 
     token: int
     table: str
@@ -119,7 +122,7 @@ class Scan(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class Found(NamedTuple):
-    """control store -> asker. Rows ``(key, value)``; ``more`` says that a ``Scan`` stopped at its limit."""
+    """control store -> local scheduler, registry. Rows ``(key, value)``; ``more``: a ``Scan`` stopped at its limit."""
 
     token: int
     rows: Rows
@@ -129,7 +132,7 @@ class Found(NamedTuple):
 class ReadBlocks(NamedTuple):
     """local scheduler -> control store. Request the rows of these tasks, which are stored in blocks.
 
-    ``Found`` is the answer, with rows ``(task_id, task row)``. Ids that are not stored are left out.
+    ``Found`` answers with rows ``(task_id, task row)``, without absent ids.
     """
 
     token: int

@@ -1,7 +1,7 @@
 """Tasks that run on another node than their home. Home and executor are the local schedulers of two nodes.
 
-To a home, another node is a worker that runs many tasks at once. To an executor, a home is a process that submits tasks. The executor
-neither retries such a task nor passes it on. It reports how the attempt ended, and the home decides.
+To a home, another node is a worker of many tasks; to an executor, a home is a process that submits tasks. The executor neither retries a
+task nor passes it on: it reports how the attempt ended, and the home decides.
 """
 
 from itertools import chain
@@ -59,17 +59,18 @@ from zfabric.protocol.messages.tasks import OK, Completed
 from zfabric.protocol.row_checks import check_task_rows
 
 LOST = 5
-"""A status of ``Ended``: the worker of the attempt died. The one output is a packed row ``(suspect, pid, exit code, signal, peak, stderr,
-memory)``. ``suspect``: the worker was running the task when it died. ``memory``: it was killed for the memory it used."""
+"""A status of ``Ended``: the worker died. The one output is a packed row ``(suspect, pid, exit code, signal, peak, stderr, memory)``.
+
+``suspect``: the worker was running the task. ``memory``: it was killed for the memory it used.
+"""
 
 STAYS = 6
-"""A status of ``Ended``: the outcome has refs whose homes the executor's restarted daemon does not know. The task runs again at its
-home."""
+"""A status of ``Ended``: the executor's restarted daemon does not know the homes of refs inside. The task runs again at home."""
 
 
 RETURN_REASONS = ("", "blocked", "full")
 LEVELS = ("info", "warning", "error", "again")
-"""Levels of notices. "again": something runs again, of which a driver receives a limited number of notices."""
+"""Levels of notices. "again": something runs again; a driver receives a limited number of these."""
 OFFER_MAX = 64
 """Most fields of an offer of a large value: its size, and nodes that have it."""
 
@@ -173,9 +174,9 @@ class RegisterNode(NamedTuple):
     ``daemon`` is the incarnation of the sender's daemon. ``peer`` depends on what went before:
 
     - Empty: the two nodes are new to each other, and have nothing to repeat.
-    - The incarnation of the receiver's daemon: one of the two was restarted. What the sender sent before is void. Between this message and
-      ``Ready`` it repeats what it has of the receiver's.
-    - ``ANY_DAEMON``: the sender was restarted and does not know the receiver yet. The receiver registers again.
+    - The incarnation of the receiver's daemon: one of the two was restarted. Earlier messages are void. Until ``Ready`` the sender repeats
+      what it has of the receiver's.
+    - ``ANY_DAEMON``: the restarted sender does not know the receiver yet, which registers again.
     """
 
     protocol: int
@@ -185,11 +186,10 @@ class RegisterNode(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class RunningDelegated(NamedTuple):
-    """executor -> home, while it registers. Rows ``(task_id, attempt)`` of the attempts that the executor still has.
+    """executor -> home. On registration: the attempts that the executor still has, rows ``(task_id, attempt)``.
 
-    Those are attempts that run, attempts whose ends are not acknowledged, and attempts that made actors which live there. An attempt
-    that is not listed was lost with a daemon: the home gives its task a new one. Of several attempts of a task, the one that is listed last
-    counts. The home stops attempts that it no longer needs.
+    They run, or their ends are not acknowledged, or they made actors that live there. Tasks of others get a new attempt. Of a task's
+    attempts the last listed counts. The home stops those that it does not need.
     """
 
     rows: Annotated[Rows, layout(TASK, ATTEMPT)]
@@ -197,9 +197,9 @@ class RunningDelegated(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class ClaimValues(NamedTuple):
-    """home -> node that retains values for it, while the home registers. The home needs these values: ``(object_id, refs contained)``.
+    """home -> node that retains values for it. On registration of the home: values it needs, ``(object_id, refs contained)``.
 
-    ``homes`` is as in ``Delegate``. The node answers ``CopyLost`` for each value that it does not have.
+    ``CopyLost`` answers for each that is absent.
     """
 
     rows: Annotated[Rows, layout(OBJECT, many(OBJECT))]
@@ -208,9 +208,9 @@ class ClaimValues(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class RetainedValues(NamedTuple):
-    """node -> home of objects, while the node registers. Values that it retains for the home: ``(object_id, size, refs contained)``.
+    """node -> home of objects. On registration of the node: values retained for the home, ``(object_id, size, refs contained)``.
 
-    ``homes`` is as in ``Delegate``. The home sends ``Release`` for those that it does not need.
+    The home sends ``Release`` for those that it does not need.
     """
 
     rows: Annotated[Rows, layout(OBJECT, COUNT, many(OBJECT))]
@@ -221,10 +221,9 @@ class RetainedValues(NamedTuple):
 class Delegate(NamedTuple):
     """home -> executor. Task rows of one job to run, in order.
 
-    ``job`` is ``(job id, namespace, home of the job)``. ``functions`` are functions of the rows that this node has not received yet, as in
-    ``Export``. Each row is attempt number ``attempt``, unless ``attempts`` says otherwise: ``(index in rows, attempt)``. ``values`` has
-    the rows' dependencies: ``(object_id, inline bytes or an offer, refs contained)``, with offers as in ``FetchedValues``. ``homes`` has a
-    row ``(object_id, node)`` for each object named here whose home is not the sender.
+    ``job`` is ``(job id, namespace, home of the job)``. ``functions`` are new to the executor. Each row is attempt ``attempt``, unless
+    ``attempts`` has ``(index in rows, attempt)``. ``values`` has the rows' dependencies: ``(object_id, inline bytes or an offer, refs
+    contained)``, with offers as in ``FetchedValues``.
     """
 
     job: Annotated[Row, row(JOB, STR, NODE)]
@@ -256,7 +255,7 @@ class Delegate(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class Reclaim(NamedTuple):
-    """home -> executor. The home has room, or places tasks anew: return the tasks that have not begun. ``Reclaimed`` answers."""
+    """home -> executor. The home has room, or places tasks anew: return those of these tasks that have not begun. ``Reclaimed`` answers."""
 
     task_ids: TaskIds
 
@@ -265,10 +264,10 @@ class Reclaim(NamedTuple):
 class Reclaimed(NamedTuple):
     """executor -> home. Tasks that the executor has not begun and returns: the home has them again, as the same attempts.
 
-    Without a ``reason`` it answers ``Reclaim``, and is empty if all have begun. Otherwise the executor returns them by itself:
+    Without a ``reason`` it answers ``Reclaim``, and may be empty. Otherwise the executor returns them by itself:
 
-    - "blocked": the executor may not start more workers beside its blocked ones. At home, the tasks can run on top of what waits for them.
-    - "full": actors, or bundles of placement groups, leave no room for the tasks on the executor.
+    - "blocked": it may not start more workers beside its blocked ones. At home, the tasks can run on top of what waits for them.
+    - "full": actors, or bundles of placement groups, leave no room for them.
     """
 
     task_ids: TaskIds
@@ -277,7 +276,7 @@ class Reclaimed(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class StopDelegated(NamedTuple):
-    """home -> executor. Stop an attempt. ``reason`` is "cancelled", "timeout" or "force"; ``recursive`` stops what it submitted as well.
+    """home -> executor. Stop an attempt, with ``recursive`` also what it submitted. ``reason`` is "cancelled", "timeout" or "force".
 
     If the attempt has made an actor, the actor's process ends at once.
     """
@@ -290,10 +289,10 @@ class StopDelegated(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class StopChildren(NamedTuple):
-    """home -> every other node. Tasks and calls were cancelled with their children: stop the children that were submitted there.
+    """home -> every other node. Stop the children of these cancelled tasks and calls that were submitted there.
 
-    ``parents`` are the ids of the cancelled tasks and calls, ``prefixes`` the prefixes of their children's ids. ``reason`` is "cancelled"
-    or "force".
+    ``parents`` are the ids of the cancelled tasks and calls, ``prefixes`` those of their children's ids. ``reason`` is "cancelled" or
+    "force".
     """
 
     prefixes: Annotated[Ids, ids_of(PREFIX_BYTES)]
@@ -305,9 +304,8 @@ class StopChildren(NamedTuple):
 class Ended(NamedTuple):
     """executor -> home. Attempts that ended.
 
-    ``completed`` has the fields of ``Completed``, but a status may also be ``LOST`` or ``STAYS``, and a large value is represented by its
-    size. The executor retains that value until the home sends ``Release``. ``number`` counts these messages. The executor retains them,
-    and pins the objects that they name, until ``EndsReceived``. ``homes`` is as in ``Delegate``.
+    ``completed`` has the fields of ``Completed``. A status may also be ``LOST`` or ``STAYS``. A large value is represented by its size: the
+    executor retains the value until ``Release``. It retains the message, and pins its objects, until ``EndsReceived``.
     """
 
     number: Count
@@ -336,9 +334,9 @@ class Ended(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class RelayedYields(NamedTuple):
-    """executor -> home. Values of streams, in order: rows as in ``Yielded``. A large value is represented by its size, as in ``Ended``.
+    """executor -> home. Values of streams, in order: rows as in ``Yielded``, large values as in ``Ended``.
 
-    These messages share their numbers with ``Ended``, and are retained and acknowledged as those are.
+    ``number``, retention and acknowledgement are shared with ``Ended``.
     """
 
     number: Count
@@ -348,11 +346,10 @@ class RelayedYields(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class EndsReceived(NamedTuple):
-    """home -> executor. The home has processed all ``Ended`` up to this number, and is a registered holder of the objects they name.
+    """home -> executor. The home has processed all ``Ended`` up to this number, and holds the objects they name.
 
-    Nobody waits for it, so one message acknowledges what arrived in a while. ``callers`` are rows ``(caller, number)`` of processes that
-    may not have received all outcomes of their calls. The executor retains the outcomes for a caller above that number until one of
-    these messages no longer names the caller.
+    Nobody waits for it: one acknowledges many. ``callers`` are rows ``(caller, number)``: that process may lack outcomes of its calls above
+    ``number``. The executor retains those until one of these messages no longer names the caller.
     """
 
     number: Count
@@ -363,7 +360,7 @@ class EndsReceived(NamedTuple):
 class Borrow(NamedTuple):
     """any node -> home of objects. The sender has refs to these objects. ``Borrowed`` with the same number is the answer.
 
-    A restarted daemon does not know the homes of the objects that its processes refer to. It asks every node, with ``certain`` false.
+    A restarted daemon does not know the homes of objects that its processes refer to. It asks every node, with ``certain`` false.
     """
 
     number: Count
@@ -375,7 +372,7 @@ class Borrow(NamedTuple):
 class Borrowed(NamedTuple):
     """home of objects -> borrower. The borrower is registered as a holder until it sends ``Release``.
 
-    ``unknown`` are the objects whose home is not the sender, or no longer.
+    ``unknown`` objects have their home elsewhere.
     """
 
     number: Count
@@ -384,17 +381,17 @@ class Borrowed(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class FetchValues(NamedTuple):
-    """any node -> home of objects. Requests values; ``FetchedValues`` answers as soon as they exist."""
+    """any node -> home of objects. Request values; ``FetchedValues`` answers as soon as they exist."""
 
     object_ids: ObjectIds
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class FetchedValues(NamedTuple):
-    """home of objects -> any node. Requested values: rows ``(object_id, status, value, refs contained)``. ``homes`` is as in ``Delegate``.
+    """home of objects -> any node. Requested values: rows ``(object_id, status, value, refs contained)``.
 
-    A small value is bytes. For a large one there is an offer, ``(size, node, …)``: the nodes to copy it from, in the order in which to ask
-    them. ``()`` says that the object is unknown here.
+    A small value is bytes. A large one is an offer, ``(size, node, …)``: the nodes to copy it from, in order of preference. ``()``: the
+    object is unknown here.
     """
 
     rows: Annotated[Rows, layout(OBJECT, STATUS, column(bytes, tuple), many(OBJECT)), _check_fetched]
@@ -411,9 +408,9 @@ class CopyLost(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class RetainCopies(NamedTuple):
-    """home of objects -> a node that may have copies. The home has lost its own: retain these for it until ``Release``.
+    """home of objects -> a node that may have copies. The home has lost its own: retain these until ``Release``.
 
-    The node answers ``CopyLost`` for each that it does not have.
+    ``CopyLost`` answers for each that is absent.
     """
 
     object_ids: ObjectIds
@@ -421,14 +418,14 @@ class RetainCopies(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class NodeDraining(NamedTuple):
-    """node -> all others. The sender is being drained: nothing new is to be placed there."""
+    """node -> all others. The sender is being drained: place nothing new there."""
 
 
 @from_nodes(LOCAL_SCHEDULER)
 class CopyValues(NamedTuple):
     """node that is drained -> home or holder of objects. Copy these values, which the sender has. ``ValuesCopied`` is the answer.
 
-    The last of these messages is empty. Its answer confirms that all messages before it have arrived.
+    The answer to the last of these messages, which is empty, acknowledges all.
     """
 
     object_ids: ObjectIds
@@ -457,10 +454,7 @@ class JobGone(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class JobLives(NamedTuple):
-    """another node -> home of a job. Whether the job goes on for actors at home at the sender.
-
-    Those are living actors that outlive the driver.
-    """
+    """another node -> home of a job. Whether living actors at home at the sender outlive the job's driver."""
 
     job: JobId
     lives: bool

@@ -1,7 +1,7 @@
 """The home of a job takes over the tasks that were at home on a node that dies.
 
-The home of a job is the node of its driver. Before the death it receives rows of tasks from their home. After it, it receives from all
-others what they have of those tasks and their values.
+The home of a job is the node of its driver. Before the death, the tasks' home sends it rows of tasks. After it, all others report what they
+have of those tasks and their values.
 """
 
 from typing import Annotated, NamedTuple
@@ -18,10 +18,9 @@ from zfabric.protocol.messages.tasks import OK
 class Entrust(NamedTuple):
     """home of tasks -> home of their job. Task rows that the receiver needs if the sender dies, with all rows that these name.
 
-    ``Entrusted`` with the same number is the answer. The rows are those of tasks whose values other nodes refer to, and of the tasks
-    ``unfinished``. These have no outcome, and their parents have ended, so that nobody would submit them again. Rows of ``unfinished`` may
-    have been sent before. ``functions`` are functions of the rows that the receiver does not have, as in ``Export``. ``homes`` is as in
-    ``Delegate``.
+    ``Entrusted`` with the same number is the answer. Other nodes refer to the tasks' values, or the tasks are ``unfinished``: without an
+    outcome, and their parents have ended, so that nobody would submit them again. ``unfinished`` may name earlier rows. ``functions`` are
+    new to the receiver.
     """
 
     number: Count
@@ -40,8 +39,7 @@ class Entrust(NamedTuple):
 class Entrusted(NamedTuple):
     """home of a job -> home of tasks. The sender has the rows of the ``Entrust`` with this number.
 
-    While the sender registers, ``task_ids`` are the tasks whose rows it has: from the receiver's former daemon, or stored by its own.
-    Rows that the receiver does not need any more it withdraws.
+    On registration of the sender, ``task_ids`` are the tasks whose rows it has. The receiver withdraws those that it does not need.
     """
 
     number: Count
@@ -76,17 +74,16 @@ def _check_objects(rows: Rows) -> None:
 
 @from_nodes(LOCAL_SCHEDULER)
 class Remains(NamedTuple):
-    """any node -> home of a job, after the death of ``node``. What the sender has of objects and tasks that were at home there.
+    """any node -> home of a job. After the death of ``node``: what the sender has of objects and tasks that were at home there.
 
     ``objects`` are rows ``(object_id, held, named, status, value, refs inside)``:
 
     - ``held``: the sender is a holder of the object.
     - ``named``: rows that the sender retains name the object (``RetainRows``).
-    - ``status`` is -1 if the sender does not have the value. It is OK if the sender retains the value for the receiver, its home from now
-      on; then ``value`` is the size. Otherwise the two are an outcome that is not a value.
+    - ``status`` -1: the sender does not have the value. OK: it retains the value, of size ``value``, for the receiver. Otherwise the two
+      are an outcome that is not a value.
 
-    ``attempts`` are rows ``(task_id, attempt)`` of tasks that the dead node had delegated to the sender. ``homes`` is as in ``Delegate``.
-    The last of these messages is ``complete``: the sender has nothing more of the dead node.
+    ``attempts`` are rows ``(task_id, attempt)`` of tasks delegated to the sender. The last message is ``complete``.
     """
 
     node: NodeId
@@ -98,10 +95,9 @@ class Remains(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class TookOver(NamedTuple):
-    """any node -> any node. The sender has taken over from the dead ``node``, and is a holder of all objects that it needs for that.
+    """any node -> any node. The sender has taken over from the dead ``node``, and holds all objects that it needs for that.
 
-    Once all nodes have sent it, all homes release what the dead node held.
-    A daemon that never knew the dead node has nothing to report. It answers the reports of others with this message.
+    Once all nodes have sent it, all homes release what the dead node held. A daemon that never knew the dead node answers reports with it.
     """
 
     node: NodeId

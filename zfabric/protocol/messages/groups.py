@@ -1,7 +1,6 @@
 """Placement groups, between the local schedulers of several nodes: resources that are reserved together.
 
-The *home* of a group is the node of the driver whose job made it. The home sends these messages to itself, too: a bundle on its own node
-is reserved as any other.
+The *home* of a group is the node of the driver whose job made it. It reserves bundles on its own node by sending these messages to itself.
 """
 
 from typing import Annotated, NamedTuple
@@ -17,7 +16,7 @@ PENDING_GROUP, CREATED, RESCHEDULING, REMOVED = GROUP_STATES = "PENDING", "CREAT
 
 @from_nodes(LOCAL_SCHEDULER)
 class AskRoom(NamedTuple):
-    """home -> node. Ask what could be reserved there. ``NodeRoom`` is the answer; ``RoomGrew`` follows when there is more room."""
+    """home -> node. Ask what could be reserved there. ``NodeRoom`` answers; ``RoomGrew`` follows when there is more."""
 
     survey: Count
 
@@ -26,7 +25,7 @@ class AskRoom(NamedTuple):
 class NodeRoom(NamedTuple):
     """node -> home. Its resources that are free now (``free``), and those that would be free if no task ran (``capacity``).
 
-    Both are (name, amount in 1/10,000) pairs. Neither includes what actors or other bundles hold.
+    Both are (name, amount in 1/10,000) pairs, without what actors or other bundles hold.
     """
 
     survey: Count
@@ -36,7 +35,7 @@ class NodeRoom(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class RoomGrew(NamedTuple):
-    """node -> home. There is more room than the last ``NodeRoom`` said."""
+    """node -> home. There is more room than in the last ``NodeRoom``."""
 
 
 def _check_bundles(rows: Rows) -> None:
@@ -46,9 +45,9 @@ def _check_bundles(rows: Rows) -> None:
 
 @from_nodes(LOCAL_SCHEDULER)
 class PrepareBundles(NamedTuple):
-    """home -> node. Reserve bundles: rows ``(index, demand)``. ``BundlesPrepared`` is the answer, once no task uses those resources.
+    """home -> node. Reserve bundles: rows ``(index, demand)``. ``BundlesPrepared`` answers, once no task uses those resources.
 
-    ``reservation`` is the number of this attempt to reserve the group. The bundles of a ``detached`` group outlive its job.
+    ``reservation`` counts the attempts to reserve the group. The bundles of a ``detached`` group outlive its job.
     """
 
     group: TaskId
@@ -75,7 +74,7 @@ class CommitBundles(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class FreeBundles(NamedTuple):
-    """home -> node. Bundles of a group, or all of them (``indexes`` is empty), are no longer needed.
+    """home -> node. These bundles of a group (``indexes`` empty: all) are no longer needed.
 
     What runs in them is killed, with ``reason``.
     """
@@ -87,7 +86,7 @@ class FreeBundles(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class HoldBundles(NamedTuple):
-    """home -> node, when the daemon of one of them is new. The bundles that the node is to have for this home.
+    """home -> node. When either daemon is new: the bundles that the node is to have for this home.
 
     Rows ``(group, index, whether it is committed)``. The node frees all other bundles of this home.
     """
@@ -97,7 +96,7 @@ class HoldBundles(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class WatchGroup(NamedTuple):
-    """node -> home. A task of this node is to run in the group. ``GroupState`` is the answer, at once and after every change."""
+    """node -> home. A task of this node is to run in the group. ``GroupState`` answers, at once and after every change."""
 
     group: TaskId
 
@@ -106,8 +105,7 @@ class WatchGroup(NamedTuple):
 class GroupState(NamedTuple):
     """home -> node. The state of a group in which tasks of the node are to run: one of ``GROUP_STATES``.
 
-    ``rows`` has ``(demand, node)`` for each bundle; the node is empty while the bundle is not reserved. ``reason`` says why a group was
-    removed.
+    ``rows`` has ``(demand, node)`` for each bundle, without a node while it is not reserved. ``reason`` is that of a removal.
     """
 
     group: TaskId

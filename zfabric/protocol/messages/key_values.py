@@ -1,8 +1,8 @@
 """The key-value store of the cluster: local scheduler <-> control store of the head.
 
-``writer`` of a message is ``(job, home of the job, process, number, oldest)``. ``number`` is that of the request among those of the
-process, and ``oldest`` the number of its oldest request without an answer. A request may come twice, since it is repeated to the next
-daemon of the head: the second one changes nothing, and has the answer of the first.
+``writer`` is ``(job, home of the job, process, number, oldest)``: the number of the process's request, and of its oldest one without an
+answer. Requests are repeated to the head's next daemon: the second changes nothing, and has the answer of the first. That is ``KeyAnswer``,
+with the payload named here.
 """
 
 from typing import Annotated, NamedTuple, TypeAlias
@@ -30,8 +30,8 @@ Part: TypeAlias = Annotated[bytes, short_bytes(PART_BYTES)]
 class PutKey(NamedTuple):
     """local scheduler -> control store. Store a value under a key, unless ``overwrite`` is false and the key exists.
 
-    The value is ``value``, or, if ``upload`` is not 0, the parts that were sent under this number. ``keep`` says that the key outlives its
-    job. The payload of ``KeyAnswer`` is ``(whether it was stored, whether the key existed)``.
+    The value is ``value``, or the parts of upload ``upload`` if that is not 0. With ``keep``, the key outlives its job. The payload is
+    ``(whether it was stored, whether the key existed)``.
     """
 
     token: Count
@@ -48,7 +48,7 @@ class PutKey(NamedTuple):
 class PutPart(NamedTuple):
     """local scheduler -> control store. Part ``place`` (from 0) of a value of ``size`` bytes; ``PutKey`` follows once all are durable.
 
-    The number of ``writer`` is that of the upload. The payload of ``KeyAnswer`` is empty.
+    The number of ``writer`` is that of the upload. The payload is empty.
     """
 
     token: Count
@@ -75,7 +75,7 @@ class DropUpload(NamedTuple):
 class DeleteKeys(NamedTuple):
     """local scheduler -> control store. Delete a key, or (``by_prefix``) keys that begin so, a bounded number at a time.
 
-    The payload of ``KeyAnswer`` is ``(keys deleted, whether there are more)``.
+    The payload is ``(keys deleted, whether there are more)``.
     """
 
     token: Count
@@ -87,10 +87,9 @@ class DeleteKeys(NamedTuple):
 
 @from_nodes(CONTROL_STORE)
 class GetKey(NamedTuple):
-    """local scheduler -> control store. Request part ``place`` of a key's value; of none if it is negative.
+    """local scheduler -> control store. Request part ``place`` of a key's value; none of it if negative.
 
-    The payload of ``KeyAnswer`` is ``(version, size, part)``. It is empty if the key is absent, or has another ``version`` than this one
-    (empty: any).
+    The payload is ``(version, size, part)``, or empty if the key is absent or has another ``version`` (empty: any).
     """
 
     token: Count
@@ -104,7 +103,7 @@ class GetKey(NamedTuple):
 class ListKeys(NamedTuple):
     """local scheduler -> control store. Request keys of a namespace that begin with ``prefix`` and follow ``after`` (empty: all).
 
-    The payload of ``KeyAnswer`` is ``(keys, whether there are more)``.
+    The payload is ``(keys, whether there are more)``.
     """
 
     token: Count
@@ -115,7 +114,7 @@ class ListKeys(NamedTuple):
 
 @from_nodes(CONTROL_STORE)
 class EndKeys(NamedTuple):
-    """local scheduler -> control store. A job has ended: its keys are deleted, except those put with ``keep=True``. ``Written`` answers."""
+    """local scheduler -> control store. A job has ended: delete its keys, except those put with ``keep=True``. ``Written`` answers."""
 
     token: Count
     job: JobId
@@ -125,7 +124,7 @@ class EndKeys(NamedTuple):
 class KeyAnswer(NamedTuple):
     """control store -> local scheduler. The answer to a request about keys, or the name of an ``error`` and its text.
 
-    If the transaction was rolled back, ``Written`` says so instead.
+    After a rollback, ``Written`` answers instead.
     """
 
     token: Count

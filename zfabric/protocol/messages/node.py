@@ -6,7 +6,7 @@ from zfabric.protocol.messages.rows import Rows
 
 
 class WorkerSpawned(NamedTuple):
-    """shell -> local scheduler. The worker with this token is process ``pid`` (0: it could not be started, ``error`` says why)."""
+    """shell -> local scheduler. The worker with this token is process ``pid`` (0: it could not be started, for the reason ``error``)."""
 
     token: bytes
     pid: int
@@ -16,9 +16,8 @@ class WorkerSpawned(NamedTuple):
 class ProcessDied(NamedTuple):
     """shell -> local scheduler. The process is dead.
 
-    ``signal`` is 0 for an exit, ``peak`` its memory in bytes, ``stderr`` the last lines it wrote. ``executing`` and ``ended`` are read from
-    its slot after its death. ``executing`` is the task on top of the worker's stack, or empty. ``ended`` has a row ``(actor_id, count)``
-    for each actor whose calls are not logged: how many of its calls had ended (``CallCounts``).
+    ``signal`` is 0 for an exit, ``peak`` its memory in bytes, ``stderr`` its last lines. From its slot come ``executing``, the task on top
+    of the worker's stack, or empty, and ``ended``, rows ``(actor_id, ended calls)`` of actors without a log (``CallCounts``).
     """
 
     pid: int
@@ -31,9 +30,9 @@ class ProcessDied(NamedTuple):
 
 
 class ProcessTable(NamedTuple):
-    """shell -> local scheduler, once after a daemon's restart. The supervisor's living workers: rows ``(token, pid)``.
+    """shell -> local scheduler. Once after a daemon's restart: the supervisor's living workers, rows ``(token, pid)``.
 
-    ``ended`` is as in ``ProcessDied``, for all dead workers: the daemon before this one may have received some of these rows.
+    ``ended`` is as in ``ProcessDied``, for all dead workers, those that the former daemon received included.
     """
 
     workers: Rows
@@ -41,7 +40,7 @@ class ProcessTable(NamedTuple):
 
 
 class ValueRead(NamedTuple):
-    """shell -> local scheduler. The value that ``ReadValue`` requested. ``error`` says why it could not be read."""
+    """shell -> local scheduler. The value that ``ReadValue`` requested, or the ``error`` of the attempt to read it."""
 
     object_id: bytes
     value: bytes
@@ -49,7 +48,7 @@ class ValueRead(NamedTuple):
 
 
 class MemoryPressure(NamedTuple):
-    """shell -> local scheduler. The node is short of memory: ``usage`` rows are ``(pid, resident bytes)``. One process must be killed."""
+    """shell -> local scheduler. The node is short of memory: one process must be killed. ``usage`` rows are ``(pid, resident bytes)``."""
 
     available: int
     limit: int

@@ -15,10 +15,8 @@ FOR_LIFE = 1e9
 class Heartbeat(NamedTuple):
     """local scheduler -> global scheduler. The node's resources: ``total`` and ``available`` are (resource, amount) pairs in 1/10,000.
 
-    ``queued`` is the number of tasks that wait, ``mean_seconds`` the time that a task takes on average (0.0: none has ended yet).
-    ``lasting``, in the form of ``total``, is what is held for long: by bundles of placement groups, and by actors that live or wait. The
-    message is sent before each ``Place``, and after a change once some time has passed since the last one. The next one replaces a lost
-    one.
+    ``queued`` is the number of tasks that wait, ``mean_seconds`` a task's average length (0.0: unknown). ``lasting`` is what bundles, and
+    actors that live or wait, hold. Sent before each ``Place``, and from time to time after a change.
     """
 
     node: NodeId
@@ -33,9 +31,8 @@ class Heartbeat(NamedTuple):
 class Place(NamedTuple):
     """local scheduler -> global scheduler. Ask which nodes could run tasks: rows ``(token, demand pairs, tasks, seconds, inputs)``.
 
-    ``tasks`` is the number of tasks with this demand, ``seconds`` how long one runs on average (0.0: unknown). ``inputs`` are rows ``(node,
-    bytes)``: how much of a task's inputs is on each node. Tasks that make actors run for ``FOR_LIFE``, and are placed where there is room.
-    If ``Placed`` does not arrive, the message is repeated.
+    ``seconds`` is the average length of one (0.0: unknown). ``inputs`` are rows ``(node, bytes of a task's inputs there)``. Tasks that make
+    actors run for ``FOR_LIFE``, and go where there is room. Repeated until ``Placed`` arrives.
     """
 
     rows: Annotated[Rows, layout(INT, each(layout(STR, INT)), COUNT, SECONDS, each(layout(BYTES, INT)))]
@@ -45,8 +42,8 @@ class Place(NamedTuple):
 class Placed(NamedTuple):
     """global scheduler -> local scheduler. Where the tasks of ``Place`` are to run: rows ``(token, places)``.
 
-    ``places`` are rows ``(node, tasks)``, which may include the asking node. They are empty if no node will ever meet the demand. If nodes
-    could meet it, but actors or bundles leave no room there, they are named with 0 tasks: the sender of ``Place`` asks again.
+    ``places`` are rows ``(node, tasks)``, the asking node perhaps among them; empty if no node will ever meet the demand. Nodes that could,
+    but whose room actors or bundles hold, have 0 tasks: ask again.
     """
 
     rows: Annotated[Rows, layout(INT, each(layout(NODE, COUNT)))]

@@ -19,9 +19,9 @@ ENDED_STATES = ("finished", "failed")
 @from_processes(LOCAL_SCHEDULER)
 @from_nodes(LOCAL_SCHEDULER)
 class Query(NamedTuple):
-    """client, tool -> local scheduler. A query about tasks, objects, actors, workers or jobs. ``Answer`` is the answer.
+    """client, tool -> local scheduler -> local scheduler of another node, object store. A query.
 
-    ``what`` is one of ``Reports.queries`` in ``machines/local_scheduler/reports/report.py``.
+    ``Answer`` is the answer. ``what`` is one of ``Reports.queries`` in ``machines/local_scheduler/reports/report.py``.
     """
 
     token: int
@@ -31,7 +31,7 @@ class Query(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class Answer(NamedTuple):
-    """local scheduler -> asker. The answer to a query, or why there is none (``error``).
+    """object store -> local scheduler -> client, local scheduler of another node. The answer to a query, or why there is none (``error``).
 
     ``payload`` is plain data: tuples, dicts, strings and numbers.
     """
@@ -49,12 +49,11 @@ class Notice(NamedTuple):
 
 
 class Inspect(NamedTuple):
-    """local scheduler -> the control thread of a worker, or a driver. Report what ``about`` says; ``Inspected`` answers.
+    """local scheduler -> worker control, driver. Report what ``about`` names. ``Inspected`` answers, if the process runs Python code.
 
-    ``about`` is "stacks", "calls" or "runs". "stacks" are the stacks of all threads: now, or, with ``seconds`` over 0, counted over that
-    time. "calls" are rows ``(actor id, calls that have no outcome here)``. "runs" are what a worker runs, rows ``(name, id, seconds)``, and
-    last a row ``("", b"", calls that wait)``. ``asker`` (an address) and ``token`` identify the query, and come back. A process that does
-    not run Python code does not answer.
+    "stacks" are the stacks of all threads: now, or counted over ``seconds``. "calls" are rows ``(actor id, calls without an outcome
+    here)``. "runs" are what a worker runs, rows ``(name, id, seconds)``, and last ``("", b"", calls that wait)``. ``asker`` (an address)
+    and ``token`` come back.
     """
 
     asker: bytes
@@ -65,9 +64,9 @@ class Inspect(NamedTuple):
 
 @from_processes(LOCAL_SCHEDULER)
 class Inspected(NamedTuple):
-    """worker, driver -> local scheduler. The report, which the scheduler passes on to the asker as an ``Answer``.
+    """worker, driver -> local scheduler. The report, passed on to the asker as an ``Answer``.
 
-    Rows of stacks are as in ``runtime/stacks``, those of counted stacks as in ``runtime/sampling``.
+    Rows of stacks are as in ``runtime/stacks``, counted ones as in ``runtime/sampling``.
     """
 
     asker: bytes
@@ -76,17 +75,16 @@ class Inspected(NamedTuple):
 
 
 class CollectGarbage(NamedTuple):
-    """local scheduler -> the control thread of a worker, or a driver. Run Python's garbage collector once.
+    """local scheduler -> worker control, driver. Run Python's garbage collector once.
 
-    It is sent while a demand waits for resources that actors hold: the last handles of those actors may be in reference cycles. If it is
-    lost, another one follows.
+    Repeated while a demand waits for resources of actors, whose last handles may be in cycles.
     """
 
 
 class MeasureCalls(NamedTuple):
-    """local scheduler -> the control thread of a worker with actors. Report how long calls wait (``CallTimes``), for ``seconds`` from now.
+    """local scheduler -> worker control. Report how long calls wait (``CallTimes``), for ``seconds`` from now.
 
-    It is repeated while somebody looks at these times. If one is lost, the times are missing until the next one.
+    Repeated while somebody looks at these times.
     """
 
     seconds: float
@@ -95,7 +93,7 @@ class MeasureCalls(NamedTuple):
 class LogLines(NamedTuple):
     """shell -> local scheduler -> driver. Output of workers: rows ``(pid, name, stream, text)``, stream "out" or "err".
 
-    ``name`` is the name of the task or actor that wrote the line, empty if unknown.
+    ``name`` is that of the task or actor, or empty.
     """
 
     rows: Rows
@@ -106,7 +104,6 @@ class LogLines(NamedTuple):
 class OutputWritten(NamedTuple):
     """worker -> local scheduler, client. The task or call that ends has written to its standard output or error.
 
-    It precedes the outcome, to whomever that is sent. The daemon's shell then reads the worker's files at once, so that ``LogLines``
-    precedes the outcome, too. A driver that receives it requests the same before ``get`` returns; a worker passes it on with its own
-    outcome. If it is lost, lines are shown a little later.
+    It precedes the outcome. The daemon's shell reads the worker's files at once, so that ``LogLines`` does, too. A driver requests the same
+    before ``get`` returns; a worker passes it on with its own outcome. If lost, lines are late.
     """

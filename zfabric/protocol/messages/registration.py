@@ -11,12 +11,11 @@ PROTOCOL_VERSION = 1
 
 @from_processes(LOCAL_SCHEDULER)
 class Register(NamedTuple):
-    """client -> local scheduler. The first message on every link.
+    """client, transfer agent -> local scheduler. The first message on every link.
 
-    ``kind`` is "driver", "worker", "tool" or "agent" (the transfer agent). ``job`` is empty for a driver that wants a new job. ``name`` is
-    the token with which a worker was started, or the name that a driver gives itself. ``control`` is the incarnation of the process's
-    control socket, empty if it has none. ``started`` is the process's start time in clock ticks, which guards its pid against reuse.
-    Between this and ``Ready`` the process sends what it holds: ``Export``, ``OfferResults``, ``Hold``, ``RunningTasks``, ``Completed``,
+    ``kind`` is "driver", "worker", "tool" or "agent" (the transfer agent). ``job`` is empty for a new job. ``name`` is a worker's start
+    token, or a driver's name. ``control`` is the incarnation of the control socket, or empty. ``started``, in clock ticks, guards ``pid``
+    against reuse. Until ``Ready`` the process sends what it holds: ``Export``, ``OfferResults``, ``Hold``, ``RunningTasks``, ``Completed``,
     ``Submit``.
     """
 
@@ -34,13 +33,17 @@ class Register(NamedTuple):
 @from_processes(LOCAL_SCHEDULER)
 @from_nodes(LOCAL_SCHEDULER)
 class Ready(NamedTuple):
-    """client -> local scheduler. Registration is complete: the process has sent all that it holds, and may be given tasks."""
+    """client, transfer agent, local scheduler of another node -> local scheduler. Registration is complete.
+
+    The sender has sent all that it holds, and may be given tasks.
+    """
 
 
 class Welcome(NamedTuple):
-    """local scheduler -> client. The process is registered. ``settings`` are the (name, value) pairs of ``config`` that a client needs.
+    """local scheduler -> client, transfer agent. The process is registered.
 
-    ``arena`` is the path under which the node's arena can be opened (empty: there is none), ``arena_size`` its size in bytes.
+    ``settings`` are the (name, value) pairs of ``config`` that it needs. ``arena`` is the path of the node's arena (empty: none),
+    ``arena_size`` its size in bytes.
     """
 
     protocol: int
@@ -53,7 +56,10 @@ class Welcome(NamedTuple):
 
 @from_nodes(MEMBER)
 class Refused(NamedTuple):
-    """any -> any. A message was refused: ``kind`` names an exception of ``zfabric.exceptions``, ``text`` says why."""
+    """local scheduler, object store -> client, transfer agent; registry -> member. A message was refused.
+
+    ``kind`` names an exception of ``zfabric.exceptions``, ``text`` is the reason. Every machine may answer so.
+    """
 
     kind: str
     text: str
@@ -74,6 +80,6 @@ class Goodbye(NamedTuple):
 
 
 class Farewell(NamedTuple):
-    """local scheduler -> driver. The job has ended, and its tombstone is durable. ``reason`` is empty if the driver asked for the end."""
+    """local scheduler -> driver. The job has ended, and its tombstone is durable. ``reason`` is empty if the driver requested the end."""
 
     reason: str

@@ -1,14 +1,13 @@
-"""Calls of actors on other nodes: the caller's node and the actor's node relay them, and their outcomes.
+"""Calls of actors on other nodes: the caller's node and the actor's node relay them, and their outcomes back.
 
-To its callers, the local scheduler of their node stands for the actor: it receives their ``Call``. To the actor, the local scheduler of the
-actor's node stands for the callers. ``FindActors``, ``ActorLocations``, ``KillActor`` and ``CallerGone`` pass between nodes, too. Between
-nodes, the location of an actor is the node to which calls are to be sent.
+To its callers, the local scheduler of their node stands for the actor. To the actor, that of its node stands for the callers.
+``FindActors``, ``ActorLocations``, ``KillActor`` and ``CallerGone`` pass between nodes, too; there, an actor's location is the node to
+which calls are to be sent.
 
-An actor may live on another node than its home. A delegated task makes it there (``Delegate``, ``Ended``). The home ends it with
-``RetireActor`` or, at once, with ``StopDelegated``. ``ActorExiting`` and ``LifeEnded`` notify the home that it ends. The log of the actor
-is at its home: ``RelayedBlock``, ``RelayedCheckpoint`` and ``LogRecorded`` add to it, ``ReadLog`` and ``LogPage`` read it. The home
-receives ``CallCounts`` and ``ReplayProgress``, too. Each other node receives ``ReplayProgress`` with its own processes among the callers
-for which the actor retains outcomes.
+A delegated task may make an actor on another node than its home (``Delegate``, ``Ended``). The home ends it with ``RetireActor`` or, at
+once, ``StopDelegated``. ``ActorExiting`` and ``LifeEnded`` notify the home of its end. Its log is at its home: ``RelayedBlock``,
+``RelayedCheckpoint`` and ``LogRecorded`` add to it, ``ReadLog`` and ``LogPage`` read it. The home receives ``CallCounts`` and
+``ReplayProgress``; each other node receives ``ReplayProgress`` with its own processes as ``callers``.
 """
 
 from typing import Annotated, NamedTuple, TypeAlias
@@ -43,7 +42,7 @@ class RelayedCalls(NamedTuple):
     """local scheduler -> local scheduler of the actor's node -> actor. Calls of one process of another node, in order.
 
     The first fields are those of ``Call``. ``caller`` is the process; on the way to the actor, the id of its node follows
-    (``protocol.ids.remote_caller``). ``homes`` are as in ``Delegate``. Calls for a life that has ended are not run, as with ``Call``.
+    (``protocol.ids.remote_caller``).
     """
 
     actor_id: TaskId
@@ -81,11 +80,11 @@ class StopRelayed(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class LifeEnded(NamedTuple):
-    """local scheduler of the node where an actor lived -> home of the actor. Its process is dead: the home decides whether it lives again.
+    """node where an actor lived -> home of the actor. Its process is dead: the home decides whether it lives again.
 
-    ``executing`` is as in ``ActorLocations``. ``facts`` are pid, signal, exit code and peak memory of the process. ``ending`` is empty, or
-    says why the actor is not to be made again. ``calls`` is the number of calls that had ended of an actor with checkpoints but no log, -1
-    if unknown. If this is lost with a daemon, the actor is missing in the next ``RunningDelegated``.
+    ``executing`` is as in ``ActorLocations``. ``facts`` are pid, signal, exit code and peak memory. ``ending`` is the reason not to make
+    the actor again, or empty. ``calls`` is as in ``CallCounts``, -1 if unknown. If this is lost, the actor is missing in the next
+    ``RunningDelegated``.
     """
 
     actor_id: TaskId
@@ -100,10 +99,10 @@ class LifeEnded(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class RelayedBlock(NamedTuple):
-    """node where an actor lives -> home of the actor. ``LogAppended`` of the actor's process; ``homes`` are as in ``Delegate``.
+    """node where an actor lives -> home of the actor. ``LogAppended`` of the actor's process.
 
-    ``LogRecorded`` is the answer, once it is committed. Until then the sender pins the objects that it names, and repeats it to a restarted
-    home. The home refuses a block of any node or life but the present ones, and ends that life (``StopDelegated``).
+    ``LogRecorded`` answers after the commit. Until then the sender pins the objects named, and repeats the message to a restarted home. The
+    home refuses a block of any node or life but the present ones, and ends that life (``StopDelegated``).
     """
 
     actor_id: TaskId
@@ -151,9 +150,9 @@ LogTable: TypeAlias = Annotated[str, one_of(LOG_TABLES)]
 
 @from_nodes(LOCAL_SCHEDULER)
 class ReadLog(NamedTuple):
-    """node where an actor is being made -> home of the actor. Requests rows of ``table`` ("log" or "checkpoint") after the key ``after``.
+    """node where an actor is being made -> home of the actor. Request rows of ``table`` after the key ``after``.
 
-    ``LogPage`` is the answer. If this life is no longer the present one, there is none.
+    ``LogPage`` answers, unless this life is no longer the present one.
     """
 
     actor_id: TaskId
@@ -164,9 +163,9 @@ class ReadLog(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class LogPage(NamedTuple):
-    """home of an actor -> node where it is being made. Rows ``(key, value)`` of its log; ``more`` says whether others follow.
+    """home of an actor -> node where it is being made. Rows ``(key, value)`` of its log; ``more``: others follow.
 
-    ``refs`` are the objects that the rows name: the home retains them as long as it has the rows. ``homes`` is as in ``Delegate``.
+    ``refs`` are the objects that the rows name: the home retains them as long as the rows.
     """
 
     actor_id: TaskId
@@ -182,8 +181,8 @@ class LogPage(NamedTuple):
 class RepeatCalls(NamedTuple):
     """local scheduler -> client. A daemon was restarted: repeat your calls of this actor on another node that have no outcome.
 
-    They may be lost, so later ones must not be relayed. The client sends ``CallsRepeated``, and behind it all these calls in order. The
-    actor ignores those that it has already. Requests to stop some of them (``StopRelayed``) are repeated, too.
+    Later calls wait. The client sends ``CallsRepeated`` and then all these calls, in order, and ``StopRelayed``; the actor ignores calls
+    that it has.
     """
 
     actor_id: bytes
@@ -191,19 +190,18 @@ class RepeatCalls(NamedTuple):
 
 @from_processes(LOCAL_SCHEDULER)
 class CallsRepeated(NamedTuple):
-    """client -> local scheduler. All calls of an actor that have no outcome follow, after ``RepeatCalls``. What was sent before is void.
+    """client -> local scheduler. The answer to ``RepeatCalls``: all calls of an actor without an outcome follow. Earlier ones are void.
 
-    The actor has either each repeated call or its outcome: the client sends a ``Receipt`` for an outcome behind the calls.
+    The actor has each repeated call, or its outcome. The client sends ``Receipt`` for outcomes behind the calls.
     """
 
     actor_id: bytes
 
 
 class RequestReceipt(NamedTuple):
-    """local scheduler -> client. Answer with ``Receipt``, which confirms that all outcomes sent before have arrived.
+    """local scheduler -> client. Answer with ``Receipt``: all outcomes sent before have arrived.
 
-    It is sent a while after outcomes of calls of an actor on another node, which the actor retains until then. If either message is lost
-    with the daemon, the actor's node repeats the outcomes, and the next daemon requests another receipt.
+    Sent a while after outcomes of calls of an actor on another node, which retains them until then, and repeats them to the next daemon.
     """
 
     token: int
@@ -249,10 +247,9 @@ def _check_outputs(rows: Rows) -> None:
 
 @from_nodes(LOCAL_SCHEDULER)
 class CallsEnded(NamedTuple):
-    """local scheduler -> local scheduler of the caller's node. Outcomes of relayed calls of one process: rows as in ``CallOutcomes``.
+    """local scheduler -> local scheduler of the caller's node. Outcomes of relayed calls of one process.
 
-    A large value is represented by its size, as in ``Ended``. These messages share their numbers with ``Ended``, and are retained and
-    acknowledged as those are.
+    The rows are as in ``CallOutcomes``, large values as in ``Ended``. ``number``, retention and acknowledgement are shared with ``Ended``.
     """
 
     number: Count

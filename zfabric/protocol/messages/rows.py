@@ -39,7 +39,7 @@ JobId: TypeAlias = Annotated[bytes, JOB]
 NodeId: TypeAlias = Annotated[bytes, NODE]
 Incarnation: TypeAlias = Annotated[bytes, INCARNATION]
 Caller: TypeAlias = Annotated[bytes, CALLER]
-"""A process that calls actors: its incarnation, and behind that the id of its node if it is on another one."""
+"""A process that calls actors: its incarnation, and the id of its node if that is another one."""
 TaskIds: TypeAlias = Annotated[Ids, TASK]
 FunctionIds: TypeAlias = Annotated[Ids, FUNCTION]
 ObjectIds: TypeAlias = Annotated[Ids, OBJECT]
@@ -71,7 +71,6 @@ STREAM_INDEX = within(0, STREAM_VALUES_MAX)
 """The place of a value in its stream, or the number of its values."""
 
 TASK_ID, FUNCTION_ID, ARGUMENTS, DEPENDENCIES, OPTIONS = range(5)
-"""Places in a task row. Most rows have no options, and end before them. Code that runs for every plain task writes the numbers instead: a
-global name costs a look-up per row."""
+"""Places in a task row. Most rows end before the options. Code run for every plain task writes the numbers: a name costs a look-up."""
 CALL_ID, METHOD, VALUES, CALL_OPTIONS = 0, 1, 4, 5
-"""Places in a call row, which has arguments and dependencies where a task row has them. A plain call ends behind its arguments."""
+"""Places in a call row; arguments and dependencies are as in a task row. A plain call ends behind its arguments."""

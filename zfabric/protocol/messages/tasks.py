@@ -39,22 +39,26 @@ from zfabric.protocol.trace import TIME_BYTES
 # How an attempt ended, in ``Completed`` and ``Results``.
 OK = 0
 ERROR = 1
-"""The user's code raised. The one output is the serialized error, which begins with the ids of the objects that it contains refs to. They
-count as refs inside a value do. A large error is an object of its own: then the id at the beginning is that object's."""
+"""The user's code raised. The one output is the serialized error, behind the ids of refs inside, which count as those in a value.
+
+A large error is an object of its own, whose id is the one at the beginning.
+"""
 RETRY = 2
 """The user's code raised an error that the task's options retry; the one output is the serialized error."""
 INTERRUPTED = 3
 """The attempt was stopped on request before it had an outcome; the one output is the reason: "cancelled", "timeout" or "killed"."""
 FAILED = 4
-"""The fabric could not produce the value. The one output is a packed ``(kind, text, facts)`` (``protocol.failures``). If the facts include
-an error of user code, the output begins with ids as that of ``ERROR`` does."""
+"""The fabric could not produce the value. The one output is a packed ``(kind, text, facts)`` (``protocol.failures``).
+
+It begins with ids, as that of ``ERROR`` does, if the facts include an error of user code.
+"""
 
 
 @from_processes(LOCAL_SCHEDULER)
 class Export(NamedTuple):
     """client -> local scheduler. Functions this job may run: rows ``(function_id, name, payload, options)``.
 
-    ``options`` is a tuple of (name, value) pairs (``protocol.options``). The id is a hash of the content, so repeats are harmless.
+    The id is a hash of the content, so repeats are harmless.
     """
 
     functions: FunctionRows
@@ -68,7 +72,7 @@ class Functions(NamedTuple):
 
 @from_processes(LOCAL_SCHEDULER)
 class Submit(NamedTuple):
-    """client -> local scheduler. Task rows, in order. A row that is known already is ignored; another row with its id is refused."""
+    """client -> local scheduler. Task rows, in order. A known row is ignored; another row with a known id is refused."""
 
     rows: TaskRows
 
@@ -76,12 +80,11 @@ class Submit(NamedTuple):
 class Dispatch(NamedTuple):
     """local scheduler -> worker. Task rows to run, in order.
 
-    A row is attempt number ``attempt`` of a task without dependencies and GPUs, unless ``details`` says otherwise: rows ``(index in rows,
-    attempt, values of the dependencies, gpu ids)``.
+    Each is attempt ``attempt`` of a task without dependencies and GPUs, unless ``details`` has a row for it: ``(index in rows, attempt,
+    values of the dependencies, gpu ids)``.
 
-    If ``waits`` is 0, the tasks run when nothing on the worker's stack waits. Otherwise they run at once, on top of the task that waits in
-    ``get``. ``waits`` is then the number of ``Blocked`` and ``Unblocked`` that the scheduler has received from this worker. If the worker
-    has sent more, its stack has changed, and it returns the rows (``TakenBack``).
+    With ``waits`` 0, the tasks run when nothing on the worker's stack waits, otherwise now, on top of the task that waits in ``get``.
+    ``waits`` is then the number of ``Blocked`` and ``Unblocked`` received: a worker that has sent more returns the rows (``TakenBack``).
     """
 
     rows: TaskRows
@@ -99,8 +102,8 @@ class AllowDirect(NamedTuple):
 class DirectAllowed(NamedTuple):
     """local scheduler -> client. The client may submit tasks of these functions to a worker directly, as attempts of this number.
 
-    It may do so as long as it waits for each task before it submits the next. A message without functions ends the permission: the client
-    stops submitting to this worker, and confirms that with an empty ``SubmittedDirect``.
+    It must wait for each before it submits the next. Without functions the permission ends: the client confirms with an empty
+    ``SubmittedDirect``.
     """
 
     worker: Incarnation
@@ -110,10 +113,10 @@ class DirectAllowed(NamedTuple):
 
 @from_peers(ACTOR)
 class SubmitDirect(NamedTuple):
-    """client -> worker. Task rows to run as if this incarnation of the daemon had dispatched them.
+    """client -> worker. Task rows to run as if this daemon had dispatched them.
 
-    The worker sends plain values to the client, and every outcome to the scheduler. A worker that has registered with another daemon by
-    then drops the rows, and the client submits them to that daemon.
+    The worker sends plain values to the client, and every outcome to the scheduler. If it has another daemon by then, it drops the rows,
+    and the client submits them there.
     """
 
     daemon: Incarnation
@@ -133,8 +136,8 @@ class SubmittedDirect(NamedTuple):
 class DirectCounts(NamedTuple):
     """client, worker -> local scheduler. How many values the worker has sent to the client directly.
 
-    ``peer`` is the worker in a message from the client, and the client in one from the worker. The client sends it ahead of a message
-    about such values. The scheduler processes that message once the worker has reported as many values.
+    ``peer`` is the other of the two. The client sends this ahead of a message about such values, which the scheduler defers until the
+    worker has reported as many.
     """
 
     peer: Incarnation
@@ -148,8 +151,8 @@ _LONE_DURATION = frozenset(((bytes, int, float), (bytes, int, int)))
 class Completed(NamedTuple):
     """worker -> local scheduler. Attempts that ended, as columns, since there are many small ones. ``task_ids`` are concatenated.
 
-    ``extras`` are ``(index, refs contained per output, argument refs retained)`` for outputs that have such refs. ``durations`` are
-    ``(function_id, count, total seconds)``. ``times``, behind ``task_ids``, is a trace for the timeline (``protocol.trace``).
+    ``extras`` are ``(index, refs contained per output, argument refs retained)`` of outputs with refs. ``durations`` are ``(function_id,
+    count, total seconds)``. ``times``, behind ``task_ids``, is a trace for the timeline (``protocol.trace``).
     """
 
     attempts: Annotated[Row, INT]
@@ -198,8 +201,8 @@ class Completed(NamedTuple):
 class Yielded(NamedTuple):
     """worker -> local scheduler. Values of streams, in order: rows ``(task_id, attempt, index, value, contained)``.
 
-    ``value`` is inline bytes or a place in the arena. It is True if an earlier daemon took over the place, and None if the stream ends with
-    ``index`` values. Rows are repeated after a restart of the daemon, and by a later attempt: an index always names the same value.
+    ``value`` is True if an earlier daemon took over the place, None if the stream ends with ``index`` values. Restarts and later attempts
+    repeat rows: an index always names the same value.
     """
 
     rows: Annotated[Rows, layout(TASK, INT, STREAM_INDEX, column(bytes, tuple, bool, type(None)), many(OBJECT))]
@@ -211,9 +214,9 @@ CLOSE = -1
 
 @from_nodes(LOCAL_SCHEDULER)
 class AllowYields(NamedTuple):
-    """local scheduler -> worker. The stream may yield the values below ``upto``; with CLOSE, it ends.
+    """local scheduler -> worker, local scheduler of another node. Consumers have requested all values of the stream below ``upto``.
 
-    This is state and not a difference: consumers have requested all values below ``upto``.
+    With CLOSE, the stream ends.
     """
 
     task_id: TaskId
@@ -222,10 +225,10 @@ class AllowYields(NamedTuple):
 
 @from_processes(LOCAL_SCHEDULER)
 class RunningTasks(NamedTuple):
-    """worker -> local scheduler, between ``Register`` and ``Ready``. The worker's tasks: rows ``(task row, attempt, begun, stopped)``.
+    """worker -> local scheduler. On registration: the worker's tasks, rows ``(task row, attempt, begun, stopped)``.
 
-    No other living process may have the same attempt. ``stopped`` is the reason of a request to stop it (``Interrupt``), else empty.
-    ``gpus`` are the GPUs that the worker was given. No other worker gets them while it lives.
+    No other living process may have the same attempt. ``stopped`` is the reason of an ``Interrupt``, else empty. ``gpus`` stay with the
+    worker while it lives.
     """
 
     rows: Annotated[Rows, layout(TASK_ROW, INT, BOOL, STR)]
@@ -233,7 +236,7 @@ class RunningTasks(NamedTuple):
 
 
 class TakeBack(NamedTuple):
-    """local scheduler -> worker control. Return the tasks among these that have not begun. ``TakenBack`` is the answer."""
+    """local scheduler -> worker control. Return those of these tasks that have not begun. ``TakenBack`` is the answer."""
 
     task_ids: TaskIds
 
@@ -242,7 +245,7 @@ class TakeBack(NamedTuple):
 class TakenBack(NamedTuple):
     """worker control -> local scheduler. Tasks that this worker returns; none of them has begun.
 
-    ``running`` is the task on top of the worker's stack, or empty.
+    ``running`` is the task on top of its stack, or empty.
     """
 
     task_ids: TaskIds
@@ -251,10 +254,10 @@ class TakenBack(NamedTuple):
 
 @from_processes(LOCAL_SCHEDULER)
 class Blocked(NamedTuple):
-    """worker -> local scheduler. ``task_id`` waits for the objects ``wanted``; the tasks ``returned`` have not begun and go back.
+    """worker -> local scheduler. ``task_id`` waits for the objects ``wanted``. The tasks ``returned`` have not begun and go back.
 
-    ``inline`` says whether tasks may run on top of it meanwhile (plain ``get``, no timeout). ``returned`` includes the tasks that were
-    sent to run on top of a task below this one and have not begun: no task runs on top of one that does not wait for it.
+    With ``inline``, tasks may run on top of it meanwhile. ``returned`` includes those that were to run on top of a task below: a task runs
+    only on top of one that waits for it.
     """
 
     task_id: bytes
@@ -265,11 +268,10 @@ class Blocked(NamedTuple):
 
 @from_processes(LOCAL_SCHEDULER)
 class WaitDetails(NamedTuple):
-    """worker -> local scheduler, behind ``Blocked``. More about a wait for results of actors' calls.
+    """worker -> local scheduler. Behind ``Blocked``: more about a wait for results of calls.
 
-    ``name`` is the name of the call that waits. ``callees`` are rows ``(object, actor that makes it)`` of the objects that are results of
-    calls. ``certain`` says that only all of ``wanted`` end the wait: some of them are not enough, and neither the wait nor the calls have a
-    timeout. If such waits form a circle, the driver is warned.
+    ``name`` is the name of the call that waits. ``callees`` are rows ``(object, actor that makes it)``. With ``certain``, only all of
+    ``wanted`` end the wait, and neither the wait nor the calls have a timeout: the driver is warned of a circle of such waits.
     """
 
     task_id: TaskId
@@ -287,19 +289,18 @@ class Unblocked(NamedTuple):
 
 @from_peers(CLIENT)
 class Results(NamedTuple):
-    """local scheduler -> client. Outcomes of the client's tasks: rows ``(task_id, status, outputs)``, exactly one for every task.
+    """local scheduler, worker -> client. Outcomes of the client's tasks: rows ``(task_id, status, outputs)``, exactly one for each task.
 
-    A large value, or one with refs inside, is None here: the client fetches it when it needs it.
+    None is a large value, or one with refs inside: the client fetches it when needed. A worker sends those of ``SubmitDirect``.
     """
 
     rows: ResultRows
 
 
 class InheritTasks(NamedTuple):
-    """local scheduler -> driver. Task rows whose submitter has died: the driver retains them until they have an outcome.
+    """local scheduler -> driver. Task rows whose submitter has died, and their functions.
 
-    It repeats them to a restarted daemon, as it does its own rows. It holds none of their values. ``functions`` are the functions of the
-    rows, as in ``Export``.
+    The driver holds none of their values. It repeats the rows to a restarted daemon until they have outcomes.
     """
 
     rows: TaskRows
@@ -309,10 +310,10 @@ class InheritTasks(NamedTuple):
 @from_processes(LOCAL_SCHEDULER)
 @from_nodes(LOCAL_SCHEDULER)
 class Cancel(NamedTuple):
-    """client -> local scheduler -> home of the objects, or the client that made the call. Cancel what makes these objects.
+    """client -> local scheduler -> home of the objects, client. Cancel what makes these objects.
 
-    ``force`` kills the workers of tasks, ``recursive`` includes children. A client repeats it to a restarted daemon, and a node to a home
-    that registers anew, as long as the objects have no outcome there.
+    The receiving client is the one that made the call. ``force`` kills the workers of tasks, ``recursive`` includes children. It is
+    repeated to a new daemon until the objects have outcomes there.
     """
 
     object_ids: ObjectIds

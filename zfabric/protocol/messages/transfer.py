@@ -1,9 +1,8 @@
 """The transfer channel: copies of large values from node to node.
 
-A local scheduler asks its node's transfer agent for a value. That agent, the *reader*, asks the agent of a node with a complete copy, the
-*source*. The reader decides everything, by what it has received. So messages between agents may be lost, repeated or late, and no link
-repairs that. A *want* is a request for one value, under a token of its reader. The bytes of a chunk follow its message, and are no part
-of it.
+A local scheduler asks its node's transfer agent, the *reader*, for a value. The reader asks the agent of a node with a complete copy, the
+*source*. No link repairs what is lost, repeated or late between agents: the reader decides by what it has received. A *want* is a request
+for one value, under a token of its reader. The bytes of a chunk follow its message, and are no part of it.
 """
 
 from typing import NamedTuple
@@ -14,10 +13,10 @@ from zfabric.protocol.messages.rows import Count, Ids, NodeId, ObjectId
 
 
 class Pull(NamedTuple):
-    """local scheduler -> transfer agent. Copy an object of ``size`` bytes from one of the nodes ``sources``, in order of preference.
+    """local scheduler -> transfer agent. Copy an object of ``size`` bytes from one of ``sources``, in order of preference.
 
-    ``Pulled`` or ``PullFailed`` is the answer. If the agent has this pull already, only its sources are replaced. If a pull has failed
-    because no source had the object, the next one for it begins after a pause.
+    ``Pulled`` or ``PullFailed`` answers. A repeated pull only replaces the sources. After a failure because no source had the object, the
+    next pull begins after a pause.
     """
 
     object_id: bytes
@@ -33,7 +32,7 @@ class StopPull(NamedTuple):
 
 @from_processes(LOCAL_SCHEDULER)
 class Pulled(NamedTuple):
-    """transfer agent -> local scheduler. The object is here, whole and sealed, in room that was granted to the agent, as in a ``Put``."""
+    """transfer agent -> local scheduler. The object is here, whole and sealed, in room granted to the agent, as in a ``Put``."""
 
     object_id: bytes
     offset: int
@@ -42,10 +41,10 @@ class Pulled(NamedTuple):
 
 @from_processes(LOCAL_SCHEDULER)
 class PullFailed(NamedTuple):
-    """transfer agent -> local scheduler. The object cannot be copied.
+    """transfer agent -> local scheduler. The object cannot be copied. ``text`` is shown to users.
 
     ``kind`` is "lost" (no source has it), "too_large", "full" or "memory" (as in ``NoSpace``), "disk" (the bytes cannot be written), or
-    "busy" (too many pulls). ``text`` is shown to users.
+    "busy" (too many pulls).
     """
 
     object_id: bytes
@@ -57,7 +56,7 @@ class PullFailed(NamedTuple):
 class Want(NamedTuple):
     """reader -> source. Send the bytes of this object from ``position`` up to ``limit``.
 
-    A repeated want begins at ``position`` again. A want for an object that the reader wants already replaces the earlier one.
+    A repeated want begins at ``position`` again. It replaces any earlier want of the reader for the object.
     """
 
     token: Count

@@ -12,7 +12,7 @@ from zfabric.protocol.messages.rows import ObjectIds, ObjectRows, Rows
 class Put(NamedTuple):
     """client -> local scheduler. New values: rows ``(object_id, value, contained refs, durable)``.
 
-    ``PutCommitted`` answers for the durable ones, after their commit.
+    ``PutCommitted`` answers for durable ones.
     """
 
     rows: Annotated[Rows, layout(OBJECT, VALUE, many(OBJECT), BOOL)]
@@ -29,8 +29,7 @@ class PutCommitted(NamedTuple):
 class OfferResults(NamedTuple):
     """client -> local scheduler. Results that the client holds: rows ``(object_id, status, value, refs contained)``.
 
-    It is sent between ``Register`` and ``Ready``, and when a result arrives that was announced by ``ExpectResults``. The scheduler
-    accepts the results as they are: a value that a program has read is not made again.
+    Sent on registration, and when a result of ``ExpectResults`` arrives. A value that a program has read is not made again.
     """
 
     rows: ObjectRows
@@ -38,7 +37,7 @@ class OfferResults(NamedTuple):
 
 @from_processes(LOCAL_SCHEDULER)
 class Hold(NamedTuple):
-    """client -> local scheduler. This process now has refs to these objects. Idempotent: holders are a set."""
+    """client -> local scheduler. This process has refs to these objects. Idempotent."""
 
     object_ids: ObjectIds
 
@@ -46,7 +45,7 @@ class Hold(NamedTuple):
 @from_processes(LOCAL_SCHEDULER)
 @from_nodes(LOCAL_SCHEDULER)
 class Release(NamedTuple):
-    """client -> local scheduler. This process no longer has refs to these objects. Idempotent."""
+    """client, local scheduler of another node -> local scheduler. The sender no longer has refs to these objects. Idempotent."""
 
     object_ids: ObjectIds
 
@@ -54,11 +53,10 @@ class Release(NamedTuple):
 @from_processes(LOCAL_SCHEDULER)
 @from_nodes(LOCAL_SCHEDULER)
 class WatchReferences(NamedTuple):
-    """client, local scheduler -> local scheduler. Report when nothing in the cluster needs these objects any more.
+    """client, local scheduler of another node -> local scheduler. Report when nothing in the cluster needs these objects.
 
-    ``Unreferenced`` is the answer for each. A client sends it to the scheduler of its node, and that one to the homes of the objects.
-    Idempotent; whoever waits for an answer repeats it to a restarted daemon. ``former`` is a node that was the home and has died, if the
-    receiver is to take over from it.
+    ``Unreferenced`` answers for each. A client's scheduler passes it on to the homes. Idempotent; whoever waits repeats it to a restarted
+    daemon. ``former`` is a dead home of which the receiver is to take over, or empty.
     """
 
     object_ids: ObjectIds
@@ -67,9 +65,9 @@ class WatchReferences(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class Unreferenced(NamedTuple):
-    """local scheduler -> client, local scheduler. Nothing needs these objects any more.
+    """local scheduler -> client, local scheduler of another node. Nothing needs these objects any more.
 
-    To another scheduler it means: nothing that the sender knows of. The sender may not be the home of the objects.
+    To another scheduler it means: nothing that the sender knows of, which may not be the home.
     """
 
     object_ids: ObjectIds
@@ -77,15 +75,15 @@ class Unreferenced(NamedTuple):
 
 @from_processes(LOCAL_SCHEDULER)
 class Fetch(NamedTuple):
-    """client -> local scheduler. Request these objects. ``Objects`` is the answer for each, as soon as it exists."""
+    """client, transfer agent -> local scheduler. Request these objects. ``Objects`` answers for each as soon as it exists."""
 
     object_ids: ObjectIds
 
 
 class Objects(NamedTuple):
-    """local scheduler -> client. Requested values: rows ``(object_id, status, value, refs contained)``.
+    """local scheduler -> client, transfer agent. Requested values: rows ``(object_id, status, value, refs contained)``.
 
-    A value may be a place in the arena, which is then pinned for this process.
+    A place in the arena is pinned for this process.
     """
 
     rows: ObjectRows
