@@ -453,6 +453,12 @@ def test_names_that_are_not_here_say_where_to_look() -> None:
             pass
         with pytest.raises(NotImplementedError, match="RayEvent"):
             Derived()
+        class Kept:
+            pass
+        context = ray.util.serialization.StandaloneSerializationContext()
+        context._register_cloudpickle_reducer(Kept, lambda kept: (str, ("kept",)))
+        assert pickle.loads(pickle.dumps(Kept())) == "kept"
+        context._unregister_cloudpickle_reducer(Kept)
         assert repr(pickle.loads(pickle.dumps(ray._raylet.Sum))) == "<ray._raylet.Sum, which is not in zfabric>"
         with pytest.raises(ValueError, match="ray://.* is an address of Ray's client.*docs/as-ray.md"):
             ray.init("ray://host:10001")

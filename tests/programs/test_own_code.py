@@ -295,12 +295,15 @@ def test_cells_of_a_notebook_see_what_earlier_ones_have_redefined(tmp_path: Path
     nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
 
 
-def test_workers_import_an_edited_module_anew(tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_import_an_edited_module_anew(
+    tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     name = f"edited_{tmp_path.name.replace('-', '_')}"
     path = tmp_path / f"{name}.py"
     path.write_text("def value(): return 1\n")
     module = importlib.import_module(name)
+    request.addfinalizer(lambda: sys.modules.pop(name))  # For programs of later tests it would be one that has been edited.
     cluster(num_cpus=1)
 
     def reads() -> Any:

@@ -22,7 +22,7 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 _first: dict[str, tuple[int, int]] = {}
 """State in which this process first saw each file."""
 _found: tuple[int, dict[str, str]] = (0, {})
-"""(number of modules, own modules) at the last search."""
+"""(number of modules, own modules) at the last search. Some may be gone, if others came in their place."""
 
 
 def _own() -> dict[str, str]:
@@ -42,7 +42,9 @@ def _is_own(file: Any) -> bool:
 def stamp() -> str:
     """Return a text for the present state of the own modules' files; empty until one changes."""
     changed = []
-    for file in _own().values():
+    for name, file in _own().items():
+        if name not in sys.modules:
+            continue
         with contextlib.suppress(OSError):
             found = os.stat(file)
             state = found.st_mtime_ns, found.st_size

@@ -1,10 +1,10 @@
 """Ray's view of this process."""
 
-import copyreg as _copyreg
 import os as _os
 from typing import Any
 
 from ray import cloudpickle as pickle  # type: ignore[import-not-found, unused-ignore]
+from ray.util.serialization import StandaloneSerializationContext  # type: ignore[import-not-found, unused-ignore]
 
 import zfabric as _zfabric
 from zfabric import (
@@ -32,24 +32,14 @@ from zfabric.ray_mode.core_worker import CoreWorkerClient
 from zfabric.ray_mode.ids import ActorID, ClusterID, JobID, TaskID, WorkerID
 from zfabric.ray_mode.starting import hooks as _post_init_hooks
 from zfabric.ray_mode.starting import init
-from zfabric.util import deregister_serializer, register_serializer
 
 SCRIPT_MODE, WORKER_MODE, LOCAL_MODE, RESTORE_WORKER_MODE, SPILL_WORKER_MODE = range(5)
 blocking_get_inside_async_warned = False
 _worker_logs_enabled = True
 
 
-class SerializationContext:
+class SerializationContext(StandaloneSerializationContext):  # type: ignore[misc, unused-ignore]
     """How values of this process are pickled."""
-
-    def _register_cloudpickle_serializer(self, cls: type, custom_serializer: Any, custom_deserializer: Any) -> None:
-        register_serializer(cls, serializer=custom_serializer, deserializer=custom_deserializer)
-
-    def _unregister_cloudpickle_reducer(self, cls: type) -> None:
-        deregister_serializer(cls)
-
-    def _register_cloudpickle_reducer(self, cls: type, reducer: Any) -> None:
-        _copyreg.pickle(cls, reducer)
 
     def serialize(self, value: Any) -> "PickledValue":
         """Pickle a value as ``put`` would."""

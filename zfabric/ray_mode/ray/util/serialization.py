@@ -1,5 +1,6 @@
 """A program's own serializers."""
 
+import copyreg as _copyreg
 from typing import Any
 
 from zfabric.ray_mode.absent import attributes
@@ -11,6 +12,12 @@ class StandaloneSerializationContext:
 
     def _register_cloudpickle_serializer(self, cls: type, custom_serializer: Any, custom_deserializer: Any) -> None:
         register_serializer(cls, serializer=custom_serializer, deserializer=custom_deserializer)
+
+    def _unregister_cloudpickle_reducer(self, cls: type) -> None:
+        deregister_serializer(cls)
+
+    def _register_cloudpickle_reducer(self, cls: type, reducer: Any) -> None:
+        _copyreg.pickle(cls, reducer)
 
 
 __getattr__ = attributes(__name__)
