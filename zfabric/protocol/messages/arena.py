@@ -149,7 +149,8 @@ class ObjectsLost(NamedTuple):
 class StoreRoom(NamedTuple):
     """object store -> local scheduler. The free room of the arena in bytes, less what processes wait for; -1: more than half is free.
 
-    Sent after a change by a sixteenth of the arena, for tasks that only produce and may wait (``Backpressure``).
+    Sent after a change by a sixteenth of the arena, for tasks that only produce and may wait (``Backpressure``). Both
+    are in one daemon, so none is lost.
     """
 
     free: int

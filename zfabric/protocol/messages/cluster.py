@@ -76,8 +76,8 @@ class NodeTable(NamedTuple):
     """registry -> member -> local scheduler -> transfer agent. All living nodes, after each change.
 
     Rows ``(node, number, name, address, transfer, key, resources, labels, pid)``. A node that is missing since an earlier table is dead,
-    durably. ``version`` counts the changes: older tables are ignored. ``head`` is the registry's node, empty in the first table, which has
-    no nodes.
+    durably. ``version`` counts the changes: older tables are ignored. ``head`` is the registry's node, whose control store numbers jobs. It
+    is empty in the first table, which has no nodes.
     """
 
     version: Count

@@ -16,7 +16,8 @@ class Heartbeat(NamedTuple):
     """local scheduler -> global scheduler. The node's resources: ``total`` and ``available`` are (resource, amount) pairs in 1/10,000.
 
     ``queued`` is the number of tasks that wait, ``mean_seconds`` a task's average length (0.0: unknown). ``lasting`` is what bundles, and
-    actors that live or wait, hold. Sent before each ``Place``, and from time to time after a change.
+    actors that live or wait, hold. Sent before each ``Place``, and from time to time after a change: each replaces
+    the one before, also a lost one.
     """
 
     node: NodeId

@@ -256,8 +256,8 @@ class TakenBack(NamedTuple):
 class Blocked(NamedTuple):
     """worker -> local scheduler. ``task_id`` waits for the objects ``wanted``. The tasks ``returned`` have not begun and go back.
 
-    With ``inline``, tasks may run on top of it meanwhile. ``returned`` includes those that were to run on top of a task below: a task runs
-    only on top of one that waits for it.
+    With ``inline`` (plain ``get``, no timeout), tasks may run on top of it meanwhile. ``returned`` includes those that were to run on top
+    of a task below: a task runs only on top of one that waits for it.
     """
 
     task_id: bytes
