@@ -602,8 +602,8 @@ def test_doctor_names_each_problem(change: str, check: str, text: str, place: Pl
 def test_a_node_that_ended_by_itself_leaves_the_reason_and_no_keys(place: Place) -> None:
     """The head dies, and the node loses its lease."""
     keys = f"{place.directory}/cluster.key"
-    head = place.json("start", "--head", "--port", "0", "--key-file", keys, "--num-cpus", "1", "--config", "node_lease=1")
-    node = place.json("start", "--address", head["address"], "--key-file", keys, "--num-cpus", "1", "--config", "node_lease=1")
+    head = place.json("start", "--head", "--port", "0", "--key-file", keys, "--num-cpus", "1", "--config", "node_lease=3")
+    node = place.json("start", "--address", head["address"], "--key-file", keys, "--num-cpus", "1", "--config", "node_lease=3")
     session = Session(node["session"])
     assert [path for path in (session.key, session.cluster_key) if os.path.exists(path)]
     os.kill(head["pid"], signal.SIGKILL)

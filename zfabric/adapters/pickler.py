@@ -375,10 +375,12 @@ def _submodules(values: Iterable[Any], code: types.CodeType) -> tuple[str, ...]:
     packages = [value.__name__ for value in values if isinstance(value, types.ModuleType) and hasattr(value, "__path__")]
     if not packages:
         return ()
+    beginnings = tuple(f"{package}." for package in packages)
     words = set(code.co_names).union(*(each.co_names for each in code.co_consts if isinstance(each, types.CodeType)))
     return tuple(
         name
         for name in list(sys.modules)
+        if name.startswith(beginnings)  # Few of thousands do.
         for package in packages
         if name.startswith(f"{package}.") and words.issuperset(name[len(package) + 1 :].split("."))
     )
