@@ -434,7 +434,7 @@ def test_the_mode_comes_first_or_not_at_all(before: str, said: str) -> None:
 def test_names_that_are_not_here_say_where_to_look() -> None:
     run("""
         import zfabric.as_ray
-        import importlib.util, pickle, pytest, ray
+        import copyreg, importlib.util, pickle, pytest, ray
 
         assert importlib.util.find_spec("ray.dta") is None and importlib.util.find_spec("ray.util") is not None
         with pytest.raises(ModuleNotFoundError, match=r"no module 'ray.dta' on zfabric.*pip install 'ray.*docs/as-ray.md"):
@@ -459,6 +459,7 @@ def test_names_that_are_not_here_say_where_to_look() -> None:
         context._register_cloudpickle_reducer(Kept, lambda kept: (str, ("kept",)))
         assert pickle.loads(pickle.dumps(Kept())) == "kept"
         context._unregister_cloudpickle_reducer(Kept)
+        assert Kept not in copyreg.dispatch_table
         assert repr(pickle.loads(pickle.dumps(ray._raylet.Sum))) == "<ray._raylet.Sum, which is not in zfabric>"
         with pytest.raises(ValueError, match="ray://.* is an address of Ray's client.*docs/as-ray.md"):
             ray.init("ray://host:10001")

@@ -113,6 +113,10 @@ def test_a_remembered_pickle_is_of_the_same_dtype_shape_and_order():
             assert got.flags.c_contiguous == array.flags.c_contiguous
             assert np.array_equal(got, array)
     assert s.serialize(alike[0]).stream is s.serialize(alike[0] + 1).stream
+    fixed = np.arange(33)
+    fixed.flags.writeable = False
+    assert s.serialize(fixed).stream is s.serialize(np.arange(33)).stream
+    assert round_trip(np.arange(33), copy=True).flags.writeable
     for length in range(2 * s.ARRAY_STREAMS_MAX):
         s.serialize(np.zeros(length))
     assert len(s._array_streams) <= s.ARRAY_STREAMS_MAX

@@ -30,7 +30,7 @@ class SharedResults:
         self._pending = pending
 
     def share(self, object_ids: Iterable[bytes]) -> None:
-        """Offer or announce to the scheduler those of these objects that are results of calls."""
+        """Give the scheduler the results of calls among these objects; announce those that have not arrived."""
         pending = self._pending.targets
         for identifier in object_ids:
             if not is_call(identifier):

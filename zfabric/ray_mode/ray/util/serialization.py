@@ -15,6 +15,7 @@ class StandaloneSerializationContext:
 
     def _unregister_cloudpickle_reducer(self, cls: type) -> None:
         deregister_serializer(cls)
+        _copyreg.dispatch_table.pop(cls, None)  # A reducer is no serializer.
 
     def _register_cloudpickle_reducer(self, cls: type, reducer: Any) -> None:
         _copyreg.pickle(cls, reducer)

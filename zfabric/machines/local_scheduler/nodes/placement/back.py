@@ -10,7 +10,7 @@ Or the executor returns them (``Reclaimed``), with a reason:
 
 - *full*: they wait for resources that actors or bundles hold, perhaps for ever. Tasks that this node dealt to itself are dealt out again,
   too.
-- *blocked*: no worker may start beside those that are blocked. At home the task stays, to run on top of what waits for it.
+- *blocked*: the executor has as many blocked workers as it may. The task stays at home, and runs on top of a task that waits for it.
 - No reason: the node is drained, or answers ``Reclaim``.
 
 A begun task never comes back.
