@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -52,7 +53,9 @@ def test_nodes_are_added_up_by_the_second_whatever_their_clocks() -> None:
     added = AddedUp()
     fine = [tuple(_sample(100.5 + second)) for second in range(10)]
     other = [tuple(_sample(7100.1 + second, cpu=1.0)) for second in range(10)]
-    added.read(200.0, [{"node": "a", "now": 110.0, "fine": fine, "coarse": ()}, {"node": "b", "now": 7110.0, "fine": other, "coarse": ()}])
+    added.read(
+        200.0, 200.0, [{"node": "a", "now": 110.0, "fine": fine, "coarse": ()}, {"node": "b", "now": 7110.0, "fine": other, "coarse": ()}]
+    )
     points = added.points(200.0, 1, 100.0)["points"]
     shown = [point for point in points if point[1] is not None]
     assert [point[0] for point in shown[1:-1]] == list(range(191, 200))
@@ -62,11 +65,37 @@ def test_nodes_are_added_up_by_the_second_whatever_their_clocks() -> None:
     assert points[0][1] is None, "before the first sample there is nothing, and not zero"
 
 
+@pytest.mark.parametrize("every", [0.95, 0.97, 1.0, 1.3, 2.7])
+@pytest.mark.parametrize("begin", [0.0, 0.013, 0.5, 0.96])
+def test_each_task_is_in_the_points_once_however_often_samples_are_taken(every: float, begin: float) -> None:
+    added = AddedUp()
+    fine = [tuple(_sample(100.0 + begin + every * number, every, ((f"f{number}", 4),))) for number in range(1, 101)]
+    added.read(400.0, 400.0, [{"now": 400.0, "fine": fine, "coarse": ()}])
+    counts: Counter[str] = Counter()
+    for point in added.points(400.0, 1, 0.0)["points"]:
+        counts.update(point[1] or {})
+    inner = [f"f{number}" for number in range(2, 100)]  # The first and the last are shown by a second each, covered or not.
+    assert {name: counts[name] for name in inner} == pytest.approx(dict.fromkeys(inner, 4.0), abs=0.01)
+    assert len(counts) == 100
+
+
+def test_a_slow_answer_is_from_the_same_clock_and_nothing_is_forgotten() -> None:
+    """A daemon that restarts answers late, and has no samples of before."""
+    added = AddedUp()
+    answers = ((50.0, 50.0, 40.0), (60.0, 63.0, 52.5), (70.0, 70.1, 60.05))
+    for number, (asked, answered, theirs) in enumerate(answers):
+        fine = [] if number else [tuple(_sample(35.0))]
+        added.read(asked, answered, [{"now": theirs, "fine": fine, "coarse": ()}])
+    assert any(point[1] for point in added.points(75.0, 1, 0.0)["points"])
+    added.read(80.0, 80.0, [{"now": 3.0, "fine": [], "coarse": ()}])
+    assert not any(point[1] for point in added.points(80.0, 1, 0.0)["points"]), "of a machine that was started again"
+
+
 def test_a_gap_stays_one_and_what_is_read_twice_counts_once() -> None:
     added = AddedUp()
     fine = [tuple(_sample(float(second), ended=(("f", second),))) for second in (*range(10, 20), *range(40, 50))]
     for _ in range(2):
-        added.read(50.0, [{"now": 50.0, "fine": fine, "coarse": ()}])
+        added.read(50.0, 50.0, [{"now": 50.0, "fine": fine, "coarse": ()}])
     assert added.wanted(51.0) < 60.0
     points = {point[0]: point[1] for point in added.points(50.0, 1, 0.0)["points"]}
     assert points[15] == {"f": 15.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import Any
 
 from zfabric.machines.common.time_series import COARSE_OF, COARSE_ROWS, FINE_ROWS, Sample, TimeSeries
@@ -13,19 +14,34 @@ OVERLAP_SECONDS = 20.0
 HELD_SECONDS = 3.0
 """How long a sample stands for later moments: nodes do not sample at once."""
 CLOCK_SECONDS = 1.0
-"""A larger change of a node's clock is another clock."""
+"""A larger change of a node's clock, beyond what the time for the answer explains, is another clock."""
+OVERLAPS_MOST = 3
+"""Most samples that overlap a point's time: none is shorter than 0.95 of it."""
 STEPS = {1: FINE_ROWS, COARSE_OF: COARSE_ROWS}
 """Seconds of a point -> most points."""
 NODES_MOST = 1_000
 """Most nodes with series, departed ones included."""
 
 
-class _Node:
-    """One node's series. ``shift`` is this process's time less the node's."""
+Share = tuple[float, Sample]
+"""A sample, and the share of a point's time for which it stands."""
 
-    def __init__(self, shift: float) -> None:
+
+class _Node:
+    """One node's series. ``shift`` is this process's time less the node's, at least, and ``slack`` by how much more it may be."""
+
+    def __init__(self, shift: float, slack: float) -> None:
         self.shift = shift
+        self.slack = slack
         self.series = TimeSeries()
+
+    def has_clock(self, shift: float, slack: float) -> bool:
+        """Whether an answer may come from the same clock. The quickest answer's shift is retained."""
+        if shift > self.shift + self.slack + CLOCK_SECONDS or shift + slack < self.shift - CLOCK_SECONDS:
+            return False
+        if slack < self.slack:
+            self.shift, self.slack = shift, slack
+        return True
 
     def rows(self, step: int) -> deque[Sample]:
         return self.series.fine if step == 1 else self.series.coarse
@@ -42,16 +58,16 @@ class AddedUp:
         """How many past seconds to ask the nodes for."""
         return REACH_SECONDS if self._read_at is None else min(REACH_SECONDS, now - self._read_at + OVERLAP_SECONDS)
 
-    def read(self, now: float, answers: list[dict[str, Any]]) -> None:
-        """Add the nodes' answers."""
-        self._read_at = now
+    def read(self, asked: float, now: float, answers: list[dict[str, Any]]) -> None:
+        """Add the nodes' answers to the question that was asked at ``asked``."""
+        self._read_at = asked
         for answer in answers:
-            name, shift = answer.get("node", ""), now - answer["now"]
+            name, shift, slack = answer.get("node", ""), asked - answer["now"], now - asked
             node = self._nodes.get(name)
-            if node is None or abs(node.shift - shift) > CLOCK_SECONDS:  # Its machine was started again.
+            if node is None or not node.has_clock(shift, slack):  # Its machine was started again.
                 while len(self._nodes) >= NODES_MOST:
                     del self._nodes[next(iter(self._nodes))]
-                node = self._nodes[name] = _Node(shift)
+                node = self._nodes[name] = _Node(shift, slack)
             node.series.take_in(map(Sample._make, answer["fine"]), map(Sample._make, answer["coarse"]))
 
     def points(self, now: float, step: int, after: float) -> dict[str, Any]:
@@ -62,48 +78,56 @@ class AddedUp:
         """
         last = int(now) // step * step
         first = max(int(after) // step * step + step, last - (STEPS[step] - 1) * step)
-        places = [(node, list(_spread(node, step, first, last))) for node in self._nodes.values()]
-        points = [_point(time, [rows[number] for _, rows in places]) for number, time in enumerate(range(first, last + 1, step))]
+        spread = [_spread(node, step, first, last) for node in self._nodes.values()]
+        points = [_point(time, [shares[number] for shares in spread]) for number, time in enumerate(range(first, last + 1, step))]
         return {"step": step, "now": now, "last": last, "points": points}
 
 
-def _spread(node: _Node, step: int, first: int, last: int) -> list[Sample | None]:
-    """A node's sample for each point: the one that covers it, or the one before."""
+def _spread(node: _Node, step: int, first: int, last: int) -> list[list[Share]]:
+    """For each point the node's samples that overlap its time, else the one before: each sample's tasks are in the points once."""
     begin = first - node.shift - step - HELD_SECONDS
     recent = [each for each in node.rows(step) if each.at >= begin]
-    found: list[Sample | None] = []
+    found: list[list[Share]] = []
     place = 0
     for time in range(first, last + 1, step):
-        moment = time - node.shift
-        while place < len(recent) and recent[place].at < moment:
+        end = time - node.shift
+        while place < len(recent) and recent[place].at <= end - step:
             place += 1
-        within = recent[place] if place < len(recent) and recent[place].at - recent[place].seconds <= moment else None
-        before = recent[place - 1] if place and recent[place - 1].at >= moment - step - HELD_SECONDS else None
-        found.append(within or before)
+        within = [(min(each.at, end) - max(each.at - each.seconds, end - step), each) for each in recent[place : place + OVERLAPS_MOST]]
+        within = [share for share in within if share[0] > 0.0]
+        if not within and place and recent[place - 1].at >= end - step - HELD_SECONDS:
+            within = [(1.0, recent[place - 1])]
+        covered = sum(seconds for seconds, _ in within)
+        found.append([(seconds / covered, each) for seconds, each in within])
     return found
 
 
-def _point(time: int, samples: list[Sample | None]) -> list[Any]:
-    here = [sample for sample in samples if sample is not None]
+def _point(time: int, nodes: list[list[Share]]) -> list[Any]:
+    here = [share for shares in nodes for share in shares]
     if not here:
         return [time, None]
     functions: Counter[str] = Counter()
-    for sample in here:
+    for share, sample in here:
         for name, many in sample.ended:
-            functions[name] += many / sample.seconds  # type: ignore[assignment]
-    running, waiting = sum(sample.running for sample in here), sum(sample.waiting for sample in here)
+            functions[name] += share * many / sample.seconds  # type: ignore[assignment]
+
+    def total(of: Callable[[Sample], float]) -> float:
+        return sum(share * of(sample) for share, sample in here)
+
+    answering = sum(map(bool, nodes))
+    running, waiting = total(lambda sample: sample.running), total(lambda sample: sample.waiting)
     return [
         time,
         {name: round(rate, 3) for name, rate in functions.items()},
-        round(sum(sample.failed / sample.seconds for sample in here), 3),
-        round(sum(sample.calls / sample.seconds for sample in here), 3),
+        round(total(lambda sample: sample.failed / sample.seconds), 3),
+        round(total(lambda sample: sample.calls / sample.seconds), 3),
         round(running, 2),
-        round(max(0.0, sum(sample.unfinished for sample in here) - waiting - running), 2),
+        round(max(0.0, total(lambda sample: sample.unfinished) - waiting - running), 2),
         round(waiting, 2),
-        round(sum(sample.cpu for sample in here) / len(here), 4),
-        round(sum(sample.cpus_used for sample in here), 2),
-        round(sum(sample.memory for sample in here) / len(here), 4),
-        int(sum(sample.store for sample in here)),
-        int(sum(sample.spilled for sample in here)),
-        int(sum(sample.copied / sample.seconds for sample in here)),
+        round(total(lambda sample: sample.cpu) / answering, 4),
+        round(total(lambda sample: sample.cpus_used), 2),
+        round(total(lambda sample: sample.memory) / answering, 4),
+        round(total(lambda sample: sample.store)),
+        round(total(lambda sample: sample.spilled)),
+        round(total(lambda sample: sample.copied / sample.seconds)),
     ]

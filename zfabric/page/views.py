@@ -227,7 +227,8 @@ class Views:
         now = clock()
         if now >= self._series_at + SERIES_SECONDS:
             self._series_at = now
-            self._series.read(now, list(self._client.query("series", self._series.wanted(now))))
+            answers = list(self._client.query("series", self._series.wanted(now)))
+            self._series.read(now, clock(), answers)
         return self._series.points(now, step, after)
 
     def busy(self) -> dict[str, Any]:
