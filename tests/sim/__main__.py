@@ -56,7 +56,7 @@ EXPECTED_STATES = (
     "driver crashed",
     "worker died",
 )
-"""Messages and counters that at least one of 200 or more seeds must reach; otherwise the simulator no longer tests them."""
+"""Messages and counters that at least one of many seeds must reach; otherwise the simulator no longer tests them."""
 EXPECTED_OF_ACTORS = (
     "copied without a pin",
     "no copy without a pin",
@@ -192,6 +192,8 @@ EXPECTED_OF_DETACHED = (
 )  # fmt: skip
 """The same of programs with detached actors."""
 
+MANY = 200
+"""Seeds of any kind that together reach all that is expected."""
 SHRUNK_MOST = 3
 """Failing seeds of one run that are shrunk. A fault that fails many worlds is found in the first."""
 
@@ -262,6 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--trace", type=int, metavar="SEED", help="show everything that happens in one world")
     parser.add_argument("--shrink", type=int, metavar="SEED", help="find a smaller world that fails like this one, and show it")
     parser.add_argument("--reduce", type=int, metavar="SEED", help="store a reproduction of a world in which a variant is seen")
+    parser.add_argument("--states", action="store_true", help="fail if no world reaches some state that this kind of worlds is to reach")
     parser.add_argument("--transfers", action="store_true", help="worlds of transfer agents, without programs")
     options = parser.parse_args(arguments)
     if options.transfers:
@@ -274,7 +277,7 @@ def main(arguments: list[str] | None = None) -> int:
             return trace(options.trace, kind)
         if options.shrink is not None:
             return show_shrunk(options.shrink, kind, True)
-        return survey(range(options.start, options.start + options.seeds), options.jobs, options.variant, kind)
+        return survey(range(options.start, options.start + options.seeds), options.jobs, options.variant, kind, options.states)
 
 
 def store_reproduction(variant: str, seed: int, kind: Kind) -> int:
@@ -320,8 +323,11 @@ def expected_of(kind: Kind) -> tuple[str, ...]:
     return EXPECTED_STATES + (EXPECTED_OF_ACTORS if kind.actors else ())
 
 
-def survey(seeds: range, jobs: int, variant: str | None, kind: Kind) -> int:
-    """Run these seeds and print a summary. With a variant, stop at the first failure and return 0 if there is one."""
+def survey(seeds: range, jobs: int, variant: str | None, kind: Kind, every_state: bool) -> int:
+    """Run these seeds and print a summary. With a variant, stop at the first failure and return 0 if there is one.
+
+    With ``every_state``, a state of ``expected_of`` that none of them reaches is a failure, as it is of ``MANY`` seeds.
+    """
     began = time.perf_counter()
     failed = done = 0
     states: Counter[str] = Counter()
@@ -344,7 +350,7 @@ def survey(seeds: range, jobs: int, variant: str | None, kind: Kind) -> int:
     if variant:
         print("caught" if failed else "NOT caught")
         return not failed
-    missing = [name for name in expected_of(kind) if not states[name]] if len(seeds) >= 200 else []
+    missing = [name for name in expected_of(kind) if not states[name]] if every_state or len(seeds) >= MANY else []
     print(f"{len(states)} states reached" + (f"; never: {', '.join(missing)}" if missing else ""))
     return bool(failed or missing)
 

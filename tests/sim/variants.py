@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.sim.kinds import ONE_NODE, Kind
+from zfabric.machines.client import rejoin
 from zfabric.machines.client.calls import Calls
 from zfabric.machines.client.machine import Client
 from zfabric.machines.client.retention import PassedReferences
@@ -27,7 +28,6 @@ from zfabric.machines.local_scheduler.groups.bundles import Bundles
 from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.lifecycle.detached import DetachedActors
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
-from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.nodes import failover
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
@@ -185,9 +185,9 @@ def _free_though_pinned(right: Any) -> Any:
     return release
 
 
-def _holders_not_reported_again(right: Any) -> Any:
-    """After a restart of the daemon, processes do not report what they hold."""
-    return _nothing(right)
+def _repeats_all_but(kind: type[m.Message]) -> Callable[[Any], Any]:
+    """After a restart of the daemon, processes do not repeat what they have of one kind."""
+    return lambda right: lambda *parts: ((each, item) for each, item in right(*parts) if each is not kind)
 
 
 def _begun_task_given_back(right: Any) -> Any:
@@ -277,15 +277,6 @@ def _retry_same_attempt(right: Any) -> Any:
 def _attempts_come_again(right: Any) -> Any:
     """A restarted scheduler begins with the same attempt numbers as the previous one."""
     return lambda self, *fields: right(self, *fields[:-1], 0)
-
-
-def _rows_forgotten(right: Any) -> Any:
-    """After a restart of the daemon, processes do not report rows without an outcome."""
-
-    def submitted(self: Recovery, source: bytes, message: m.Submit) -> None:
-        right(self, source, message._replace(rows=message.rows[:-1]))
-
-    return submitted
 
 
 def _located_without_pin(right: Any) -> Any:
@@ -922,7 +913,7 @@ OF_KINDS: tuple[tuple[Kind, dict[str, Patches]], ...] = (
             "dispatched-twice": ((Dispatcher, "_assign", _dispatched_task_still_queued),),
             "fetchers-forgotten": ((Outcomes, "announce", _forget_fetchers),),
             "freed-while-named": ((References, "release", _free_though_pinned),),
-            "holders-not-reported-again": ((Recovery, "_take_hold", _holders_not_reported_again),),
+            "holders-not-reported-again": ((rejoin, "holdings", _repeats_all_but(m.Hold)),),
             "begun-given-back": ((Worker, "on_take_back", _begun_task_given_back),),
             "queue-kept-while-waiting": ((Worker, "block", _queue_retained_while_blocked),),
             "frames-not-repeated": ((Link, "due", _no_repeats),),
@@ -932,7 +923,7 @@ OF_KINDS: tuple[tuple[Kind, dict[str, Patches]], ...] = (
             "recovery-too-early": ((Rejoining, "on_process_table", _recover_at_once),),
             "retry-without-new-attempt": ((Outcomes, "again", _retry_same_attempt),),
             "attempts-come-again": ((Tables, "__init__", _attempts_come_again),),
-            "rows-not-reported-again": ((Recovery, "_enter_submitted", _rows_forgotten),),
+            "rows-not-reported-again": ((rejoin, "holdings", _repeats_all_but(m.Submit)),),
             "located-without-pin": ((StoreTables, "tell", _located_without_pin),),
             "lineage-never-dropped": ((References, "_forget", _lineage_never_dropped),),
             "early-outcome-ignored": ((Outcomes, "_ended_early", _nothing),),
@@ -947,7 +938,7 @@ OF_KINDS: tuple[tuple[Kind, dict[str, Patches]], ...] = (
         {
             "reported-once": ((Mailbox, "unrecorded", _reported_once),),
             "given-away-unvoided": ((StoreTables, "vacate", _given_away_unvoided),),
-            "expected-not-reported-again": ((Recovery, "_take_expect", _nothing),),
+            "expected-not-reported-again": ((rejoin, "holdings", _repeats_all_but(m.ExpectResults)),),
             "callers-forgotten": ((ActorDirectory, "process_gone", _nothing),),
             "all-not-run": ((Calls, "_fail", _all_not_run),),
             "retried-backwards": ((Calls, "_interrupted", _retried_backwards),),
