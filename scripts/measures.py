@@ -15,6 +15,7 @@ import json
 import sys
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,18 +36,19 @@ _CHANGING = frozenset(
 """Methods of Python's containers that change them."""
 
 
-def described(tree: ast.Module) -> list[ast.Constant]:
+@cache
+def described(source: str) -> list[ast.Constant]:
     """The docstrings of a module, and the strings that stand after attributes."""
     return [
         node.value
-        for node in ast.walk(tree)
+        for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     ]
 
 
 def code_lines(source: str) -> int:
     """How many lines of a module are code."""
-    prose = {line for text in described(ast.parse(source)) for line in range(text.lineno, (text.end_lineno or text.lineno) + 1)}
+    prose = {line for text in described(source) for line in range(text.lineno, (text.end_lineno or text.lineno) + 1)}
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _LAYOUT:
@@ -130,7 +132,7 @@ def measures() -> dict[str, int]:
         "attributes of the scheduler's tables": len(tables),
         f"of these, written by {SEVERAL} files or more": sum(len(each) >= SEVERAL for each in tables.values()),
         "words of docstrings": words(
-            [str(text.value) for source in (*package.values(), *simulator.values()) for text in described(ast.parse(source))]
+            [str(text.value) for source in (*package.values(), *simulator.values()) for text in described(source)]
         ),
         "words of docs": words([path.read_text(encoding="utf-8") for path in docs]),
         "lines of tests, without tests/sim": sum(

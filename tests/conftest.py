@@ -81,11 +81,18 @@ def cluster() -> Iterator[Callable[..., Any]]:
         yield lambda **options: stack.enter_context(running_cluster(**{**options, "config": {"preload": (), **options.get("config", {})}}))
 
 
-@pytest.fixture(scope="module")
-def shared_cluster() -> Iterator[Any]:
-    """One cluster of two CPUs for all tests of a file, which must leave it unchanged and start no other."""
-    with running_cluster() as context:
-        yield context
+def one_cluster(*, autouse: bool = True, **options: Any) -> Any:
+    """A fixture: one cluster as of ``running_cluster`` for all tests of a file, which must leave it unchanged and start no other."""
+
+    @pytest.fixture(scope="module", autouse=autouse)
+    def cluster_of_the_file() -> Iterator[Any]:
+        with running_cluster(**options) as context:
+            yield context
+
+    return cluster_of_the_file
+
+
+shared_cluster = one_cluster(autouse=False)
 
 
 def shared_memory() -> set[Path]:

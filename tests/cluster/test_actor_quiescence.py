@@ -7,13 +7,12 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster
 from faults import PATIENCE, eventually, kill_daemon, printed, processes_named, query, session
 from files import wait_for_file_in_loop
 
@@ -25,11 +24,8 @@ HELD = 0.5
 """How long calls are held back here."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shared() -> Iterator[Any]:
-    """One cluster for the file, whose daemon is restarted at once however often it dies."""
-    with running_cluster(config={"restart_backoff_max": 0.05, "quiesce_seconds": HELD}) as context:
-        yield context
+shared = one_cluster(config={"restart_backoff_max": 0.05, "quiesce_seconds": HELD})
+"""Its daemon is restarted at once however often it dies."""
 
 
 class Book:

@@ -7,13 +7,12 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster, running_cluster
 from faults import PATIENCE, damage_what_is_on_disk, eventually, kill_daemon, processes_named, query
 from files import wait_for_file
 
@@ -21,12 +20,8 @@ import zfabric as zf
 from zfabric.exceptions import ActorDiedError, ObjectTooLargeError, OptionError, SerializationError, TaskCancelledError
 from zfabric.runtime import interface
 
-
-@pytest.fixture(scope="module", autouse=True)
-def shared() -> Iterator[Any]:
-    """One cluster for the file, whose daemon is restarted at once however often it dies."""
-    with running_cluster(config={"restart_backoff_max": 0.05, "checkpoint_bytes": 100_000}) as context:
-        yield context
+shared = one_cluster(config={"restart_backoff_max": 0.05, "checkpoint_bytes": 100_000})
+"""Its daemon is restarted at once however often it dies."""
 
 
 @zf.remote(max_restarts=-1, checkpoint_every=10)

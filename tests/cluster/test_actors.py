@@ -17,25 +17,19 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster
 from faults import PATIENCE, eventually, failure, gone, query
 
 import zfabric as zf
 from zfabric.protocol.ids import short
 from zfabric.runtime import interface
 
-
-@pytest.fixture(scope="module", autouse=True)
-def shared() -> Iterator[Any]:
-    """One cluster for the file."""
-    with running_cluster() as context:
-        yield context
+shared = one_cluster()
 
 
 def value_of(ref: Any) -> Any:
@@ -1030,35 +1024,25 @@ class DepartingInLoop:
             file.write("shutdown ")
 
 
-@pytest.mark.parametrize("threads", [None, 2])
+@pytest.mark.parametrize("threads", [None, 2, "event loop"])
 @pytest.mark.parametrize("how", ["idle", "in a call"])
-def test_a_thread_of_an_actor_may_end_it(tmp_path: Path, how: str, threads: int | None) -> None:
-    note = tmp_path / "note"
-    departing = Departing.options(max_restarts=-1, max_concurrency=threads).remote(str(note))
-    if how == "idle":
-        value_of(departing.tell.remote())
-    else:
-        assert isinstance(failure(departing.wait.remote(True)), zf.ActorDiedError)
-    assert "exit_actor" in str(death_of(departing.tell))
-    eventually(lambda: note.exists() and note.read_text() == "shutdown exit atexit ", "a clean end")
-
-
-def test_a_thread_may_end_an_actor_that_is_being_made(tmp_path: Path) -> None:
-    departing = Departing.options(max_restarts=-1).remote(str(tmp_path / "note"), at_once=True)
-    assert "exit_actor" in str(death_of(departing.tell))
-
-
-@pytest.mark.parametrize("how", ["idle", "in a call"])
-def test_a_task_of_an_event_loop_may_end_its_actor(tmp_path: Path, how: str) -> None:
-    note = tmp_path / "note"
-    departing = DepartingInLoop.options(max_restarts=-1).remote(str(note))
+def test_a_thread_of_an_actor_or_a_task_of_its_event_loop_may_end_it(tmp_path: Path, how: str, threads: Any) -> None:
+    note, in_loop = tmp_path / "note", threads == "event loop"
+    kind = DepartingInLoop.options(max_restarts=-1) if in_loop else Departing.options(max_restarts=-1, max_concurrency=threads)
+    departing = kind.remote(str(note))
     if how == "idle":
         value_of(departing.tell.remote())
     else:
         assert isinstance(failure(departing.wait.remote(True)), zf.ActorDiedError)
     assert "exit_actor" in str(death_of(departing.tell))
     # A call that runs at that moment fails before the actor's last method has run.
-    eventually(lambda: note.exists() and note.read_text() == "shutdown ", "a clean end")
+    last = "shutdown " if in_loop else "shutdown exit atexit "
+    eventually(lambda: note.exists() and note.read_text() == last, "a clean end")
+
+
+def test_a_thread_may_end_an_actor_that_is_being_made(tmp_path: Path) -> None:
+    departing = Departing.options(max_restarts=-1).remote(str(tmp_path / "note"), at_once=True)
+    assert "exit_actor" in str(death_of(departing.tell))
 
 
 def test_atexit_handlers_run_when_the_last_handle_is_gone(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster
 from faults import PATIENCE, eventually
 
 import zfabric as zf
@@ -30,10 +30,7 @@ REPEAT = 0.2
 """What a frame was lost in the middle of being taken in is repeated by its sender after so many seconds."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shared() -> Iterator[Any]:
-    with running_cluster(config={"link_repeat": REPEAT}) as context:
-        yield context
+shared = one_cluster(config={"link_repeat": REPEAT})
 
 
 @zf.remote

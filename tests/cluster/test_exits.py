@@ -9,24 +9,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster, running_cluster
 from faults import PATIENCE, eventually, failure, gone
 
 import zfabric as zf
 from zfabric.runtime import interface
 
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """Exit handlers have little time here."""
-    with running_cluster(config={"exit_seconds": 0.2, "leave_seconds": 0.1}) as context:
-        yield context
+cluster = one_cluster(autouse=False, config={"exit_seconds": 0.2, "leave_seconds": 0.1})
+"""Exit handlers have little time here."""
 
 
 def errors_of(cluster: Any, pid: int) -> str:

@@ -9,25 +9,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster, running_cluster
 from faults import PATIENCE, eventually, failure, gone, kill_daemon, processes_named
 from files import wait_for_file
 
 import zfabric as zf
 from zfabric.runtime import interface
 
-
-@pytest.fixture(scope="module", autouse=True)
-def shared() -> Iterator[Any]:
-    """One cluster for the file, whose daemon is restarted at once however often it dies."""
-    with running_cluster(config={"restart_backoff_max": 0.05}) as context:
-        yield context
+shared = one_cluster(config={"restart_backoff_max": 0.05})
+"""Its daemon is restarted at once however often it dies."""
 
 
 def value_of(ref: Any) -> Any:

@@ -8,14 +8,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster
 from faults import (
     PATIENCE,
     eventually,
@@ -35,12 +34,8 @@ import zfabric as zf
 from zfabric.runtime import interface
 from zfabric.runtime.session import Session
 
-
-@pytest.fixture(scope="module", autouse=True)
-def shared() -> Iterator[Any]:
-    """One cluster for the file, whose daemon is restarted at once however often it dies."""
-    with running_cluster(config={"restart_backoff_max": 0.05}) as context:
-        yield context
+shared = one_cluster(config={"restart_backoff_max": 0.05})
+"""Its daemon is restarted at once however often it dies."""
 
 
 @zf.remote

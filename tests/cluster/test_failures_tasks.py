@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import one_cluster
 from faults import PATIENCE, eventually, failure, query, worker_pids, worker_rows
 from files import wait_for_file
 
@@ -24,10 +25,7 @@ import zfabric as zf
 from zfabric.protocol.names import brief
 from zfabric.runtime import interface
 
-
-@pytest.fixture(scope="module", autouse=True)
-def shared(shared_cluster: Any) -> Any:
-    return shared_cluster
+shared = one_cluster()
 
 
 @pytest.fixture

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster
 from faults import PATIENCE
 
 import zfabric as zf
 from zfabric.protocol import messages as m
 from zfabric.runtime import interface
 
-
-@pytest.fixture(scope="module", autouse=True)
-def shared() -> Iterator[Any]:
-    """One CPU: what the finalizer waits for can only run if the task lends its own."""
-    with running_cluster(num_cpus=1) as context:
-        yield context
+shared = one_cluster(num_cpus=1)
+"""One CPU: what the finalizer waits for can only run if the task lends its own."""
 
 
 @zf.remote

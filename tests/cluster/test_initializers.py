@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster
 from faults import PATIENCE
 
 import zfabric as zf
@@ -72,11 +72,7 @@ def value(x):
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shared() -> Iterator[Any]:
-    """One cluster for the file."""
-    with running_cluster() as context:
-        yield context
+shared = one_cluster()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster, running_cluster
 from faults import PATIENCE, eventually, gone, query
 from files import wait_for_file
 
@@ -172,10 +172,7 @@ def test_fences_count_for_the_calling_thread() -> None:
 # --- real processes --------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    with running_cluster():
-        yield
+cluster = one_cluster(autouse=False)
 
 
 @zf.remote

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster
 from faults import PATIENCE, eventually
 from files import wait_for_file
 
@@ -22,12 +22,7 @@ from zfabric.protocol.ids import LOCAL_SCHEDULER, WORKER
 from zfabric.runtime import interface
 from zfabric.runtime.lending import Lending
 
-
-@pytest.fixture(scope="module", autouse=True)
-def shared() -> Iterator[Any]:
-    """One cluster for the file."""
-    with running_cluster(num_cpus=1) as context:
-        yield context
+shared = one_cluster(num_cpus=1)
 
 
 @zf.remote

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster, running_cluster
 from faults import PATIENCE, eventually, failure, gone, kill_daemon
 from files import wait_for_file
 
@@ -26,11 +26,8 @@ from zfabric.runtime import interface
 MANY = 2000
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shared() -> Iterator[Any]:
-    """Two CPUs, so that there are two processes for actors; a daemon that is restarted at once."""
-    with running_cluster(num_cpus=2, config={"restart_backoff_max": 0.05}) as context:
-        yield context
+shared = one_cluster(config={"restart_backoff_max": 0.05})
+"""Two CPUs, so that there are two processes for actors; a daemon that is restarted at once."""
 
 
 def value_of(ref: Any) -> Any:

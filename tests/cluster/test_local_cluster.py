@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import textwrap
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ from typing import Any
 import numpy
 import pytest
 from click.testing import CliRunner
-from command_line import Place, a_place
+from command_line import PATIENCE, ZFABRIC, Place, a_place
 from faults import descendants, eventually, gone, name_of, on_node, query
 from relay import free_port
 
@@ -558,8 +559,12 @@ def test_a_task_on_another_node_is_listed_there_and_its_stack_is_shown(driver: z
 def test_a_node_that_does_not_answer_is_named_by_each_tool(tmp_path: Path) -> None:
     with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": 600.0}) as cluster:
         cluster.nodes[1].pause()
-        for arguments in (("status",), ("logs",), ("stack",), ("timeline", "-o", str(tmp_path / "trace.json"))):
-            assert "node2" in shown(*arguments, "--address", cluster.address), arguments
+        commands = ("status",), ("logs",), ("stack",), ("timeline", "-o", str(tmp_path / "trace.json"))
+        command_lines = [[ZFABRIC, *arguments, "--address", cluster.address] for arguments in commands]
+        for each in [subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for each in command_lines]:
+            printed, _ = each.communicate(timeout=PATIENCE)
+            assert each.returncode == 0
+            assert "node2" in printed, each.args
         cluster.nodes[1].resume()
 
 

@@ -9,13 +9,12 @@ import re
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster
 from faults import PATIENCE, eventually
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,10 +31,7 @@ from zfabric.util.metrics import Counter, Gauge, Histogram
 COMMAND = (sys.executable, "-m", "zfabric", "metrics")
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    with running_cluster(num_cpus=2) as context:
-        yield context
+cluster = one_cluster(autouse=False)
 
 
 def scraped(cluster: Any) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

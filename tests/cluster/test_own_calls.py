@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster, running_cluster
 from faults import PATIENCE, damage_what_is_on_disk, eventually, kill_daemon
 from logs_alone import ACTOR, Actor, next_incarnation
 
@@ -19,11 +18,7 @@ from zfabric.machines.common.log_format import calls_in
 from zfabric.protocol import messages as m
 from zfabric.runtime import interface
 
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Any]:
-    with running_cluster(config={"restart_backoff_max": 0.05}) as context:
-        yield context
+shared = one_cluster(autouse=False, config={"restart_backoff_max": 0.05})
 
 
 def me() -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from command_line import ZFABRIC
-from conftest import running_cluster
+from conftest import one_cluster
 from faults import PATIENCE, eventually, session
 
 import zfabric as zf
@@ -19,10 +19,7 @@ from zfabric.protocol.names import brief
 TIMES = 20
 
 
-@pytest.fixture(scope="module", autouse=True)
-def loud_cluster() -> Iterator[None]:
-    with running_cluster(log_to_driver=True, config={"log_repeat_seconds": 0.0}):
-        yield
+loud_cluster = one_cluster(log_to_driver=True, config={"log_repeat_seconds": 0.0})
 
 
 Read = Callable[[], tuple[list[str], list[str]]]

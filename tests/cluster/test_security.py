@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from conftest import one_cluster
 from faults import PATIENCE, eventually, kill_daemon, processes_named, query, session, session_processes
 
 import zfabric as zf
@@ -31,9 +32,7 @@ from zfabric.runtime.session import new_incarnation
 PACKAGE = Path(zf.__file__).parent
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shared(shared_cluster: Any) -> Any:
-    return shared_cluster
+shared = one_cluster()
 
 
 @zf.remote

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import one_cluster
 from faults import PATIENCE, eventually, failure, query
 
 import zfabric as zf
@@ -20,9 +21,7 @@ SIZE = 60_000
 MANY = 40
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shared(shared_cluster: Any) -> Any:
-    return shared_cluster
+shared = one_cluster()
 
 
 @zf.remote

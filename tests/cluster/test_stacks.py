@@ -8,14 +8,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from conftest import running_cluster
+from conftest import one_cluster
 from faults import PATIENCE, eventually
 
 import zfabric as zf
@@ -28,11 +27,7 @@ from zfabric.runtime.session import Session
 from zfabric.runtime.stack_report import sample_report
 from zfabric.runtime.timeline import TimelineNode
 
-
-@pytest.fixture(scope="module", autouse=True)
-def wide_cluster() -> Iterator[None]:
-    with running_cluster(num_cpus=8):
-        yield
+wide_cluster = one_cluster(num_cpus=8)
 
 
 def touch(path: Path) -> None:

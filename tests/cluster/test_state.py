@@ -8,17 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster
 from faults import PATIENCE, eventually
 
 import zfabric as zf
 from zfabric.util import state
 
-
-@pytest.fixture(scope="module", autouse=True)
-def shared() -> Iterator[Any]:
-    with running_cluster(num_cpus=1) as context:
-        yield context
+shared = one_cluster(num_cpus=1)
 
 
 @zf.remote

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster
 from faults import PATIENCE, eventually, failure, kill_daemon, query
 
 import zfabric as zf
@@ -25,11 +25,8 @@ pytestmark = pytest.mark.usefixtures("shared_cluster")
 streaming: Callable[..., Any] = zf.remote(num_returns="streaming")
 
 
-@pytest.fixture(scope="module")
-def shared_cluster() -> Iterator[Any]:
-    """One cluster for the file, whose daemon is restarted at once however often it dies."""
-    with running_cluster(config={"restart_backoff_max": 0.1}) as context:
-        yield context
+shared_cluster = one_cluster(autouse=False, config={"restart_backoff_max": 0.1})
+"""Its daemon is restarted at once however often it dies."""
 
 
 @streaming

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster
 from faults import PATIENCE, eventually, failure
 
 import zfabric as zf
@@ -19,12 +18,7 @@ from zfabric import api
 from zfabric.util import ActorPool
 from zfabric.util.queue import Empty, Full, Queue
 
-
-@pytest.fixture(scope="module", autouse=True)
-def shared() -> Iterator[Any]:
-    """One cluster for the file."""
-    with running_cluster() as context:
-        yield context
+shared = one_cluster()
 
 
 @zf.remote

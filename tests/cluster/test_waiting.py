@@ -10,13 +10,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster
 from faults import PATIENCE, eventually
 from files import wait_for_file
 
@@ -26,11 +25,7 @@ from zfabric.runtime import interface
 MANY = 600
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shared() -> Iterator[Any]:
-    """One cluster for the file."""
-    with running_cluster(num_cpus=2) as context:
-        yield context
+shared = one_cluster()
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ two"""):
 
 def test_prose_and_empty_lines_are_no_code() -> None:
     assert measures.code_lines(SOURCE) == len(["import", "class", "limit", "def", "two", "return", "text", ")"])
-    assert [text.value for text in measures.described(measures.ast.parse(SOURCE))] == ["Two lines\nof prose.", "What this is.", "Prose."]
+    assert [text.value for text in measures.described(SOURCE)] == ["Two lines\nof prose.", "What this is.", "Prose."]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster
 from faults import PATIENCE, eventually, failure, printed, query, session
 
 import zfabric as zf
@@ -22,11 +22,7 @@ from zfabric.protocol.names import brief
 ZFABRIC = Path(sys.executable).with_name("zfabric")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shared() -> Iterator[Any]:
-    """One cluster for the file."""
-    with running_cluster() as context:
-        yield context
+shared = one_cluster()
 
 
 @zf.remote
@@ -210,9 +206,11 @@ def test_explain_names_why_an_actor_is_dead() -> None:
     assert zf.explain("dead, and listed").state == "alive"
 
 
-def test_calls_are_in_the_timeline() -> None:
-    """A row for the actor's process, and a bar for each call; they come within a second or two."""
-    seen = Seen.remote()
+@pytest.mark.parametrize("threads", [None, 2])
+def test_calls_are_in_the_timeline(threads: int | None) -> None:
+    """A row for the actor's process, and a bar for each call with its own duration; they come within a second or two."""
+    began = time.monotonic()
+    seen = Seen.options(max_concurrency=threads).remote()
     pids = zf.get([seen.pid.remote() for _ in range(1500)], timeout=PATIENCE)
 
     def bars() -> list[dict[str, Any]]:
@@ -220,7 +218,7 @@ def test_calls_are_in_the_timeline() -> None:
 
     eventually(lambda: len(bars()) == 1500, "every call is there, once")
     assert {bar["name"] for bar in bars()} == {"Seen.pid"}
-    assert all(bar["dur"] > 0 for bar in bars())
+    assert all(0 < bar["dur"] <= (time.monotonic() - began) * 1e6 for bar in bars())
     named = {event["args"]["name"] for event in zf.timeline() or () if event["name"] == "thread_name" and event["tid"] == pids[0]}
     assert f"actor Seen {pids[0]}" in named
 
@@ -251,18 +249,6 @@ def test_calls_of_an_actor_that_has_ended_itself_are_in_the_timeline(tmp_path: P
         zf.get(left, timeout=PATIENCE)
     assert [event["name"] for event in zf.timeline() or () if event["name"] == "Leaving.pid"] == ["Leaving.pid"] * 5
     (tmp_path / "gate").touch()
-
-
-def test_concurrent_calls_have_their_own_durations_in_the_timeline() -> None:
-    began = time.monotonic()
-    seen = Seen.options(max_concurrency=2).remote()
-    pids = zf.get([seen.pid.remote() for _ in range(1500)], timeout=PATIENCE)
-
-    def bars() -> list[dict[str, Any]]:
-        return [event for event in zf.timeline() or () if event["ph"] == "X" and event["tid"] == pids[0] and event["cat"] == "call"]
-
-    eventually(lambda: len(bars()) == 1500, "every call is there, once")
-    assert all(0 < bar["dur"] <= (time.monotonic() - began) * 1e6 for bar in bars())
 
 
 # --- ids ----------------------------------------------------------------------------------------------------------------------------------

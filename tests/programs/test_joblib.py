@@ -20,7 +20,7 @@ import digits
 import joblib
 import numpy
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster, running_cluster
 from faults import PATIENCE, eventually
 from files import wait_for_file
 from joblib import Parallel, delayed, parallel_config
@@ -40,11 +40,8 @@ TESTS = Path(__file__).resolve().parent
 MILLION = 1_000_000
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shared() -> Iterator[Any]:
-    """One cluster for the file, and joblib's registry as it was."""
-    with running_cluster() as context:
-        yield context
+shared = one_cluster()
+"""One cluster, and joblib's registry as it was."""
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from conftest import running_cluster
+from conftest import one_cluster, running_cluster
 from faults import PATIENCE, eventually, kill_daemon, on_node
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -144,10 +144,7 @@ class Slow:
         time.sleep(seconds)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    with running_cluster(num_cpus=2) as context:
-        yield context
+cluster = one_cluster(autouse=False)
 
 
 @pytest.fixture(scope="module")
@@ -782,24 +779,41 @@ def browser() -> Iterator[Any]:
     driver.quit()
 
 
+@contextmanager
+def program_in_a_browser(browser: Any) -> Iterator[tuple[Page, list[Any]]]:
+    """The page of a program that has run tasks of each kind, in a browser; their refs."""
+    zf.shutdown()
+    with running_cluster(num_cpus=2) as context:
+        counter = Counter.options(name="counter").remote()
+        refs = [double.remote(i) for i in range(50)] + [wrong.remote(i) for i in range(3)] + [counter.add.remote(), speak.remote("hello")]
+        zf.wait(refs, num_returns=len(refs), timeout=PATIENCE)
+        served = Page(context["address"])
+        browser.get(served.url)
+        eventually(lambda: says(browser, "link", "live"), "a connection")
+        yield served, refs
+
+
+def says(browser: Any, element: str, text: str) -> bool:
+    """Whether an element of the page has a text."""
+    return text in browser.find_element("id", element).text
+
+
+def complains_of_nothing(browser: Any) -> None:
+    said = [entry["message"] for entry in browser.get_log("browser")]
+    assert [text for text in said if "Content Security" in text or "Uncaught" in text] == []
+
+
 def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 
-    zf.shutdown()
-    with running_cluster(num_cpus=2) as context:
-        counter, held = Counter.options(name="counter").remote(), zf.put("held")
-        refs = [double.remote(i) for i in range(50)] + [wrong.remote(i) for i in range(3)] + [counter.add.remote(), speak.remote("hello")]
-        zf.wait(refs, num_returns=len(refs), timeout=PATIENCE)
-        served = Page(context["address"])
-        browser.get(served.url)
-        eventually(lambda: "live" in browser.find_element(By.ID, "link").text, "a connection")
+    def shown(text: str) -> bool:
+        return says(browser, "view", text)
+
+    with program_in_a_browser(browser) as (served, refs):
         assert TOKEN not in browser.current_url
-
-        def shown(text: str) -> bool:
-            return text in browser.find_element(By.ID, "view").text
-
+        held = zf.put("held")
         expected = {
             "overview": "Tasks per second, by function",
             "progress": "double",
@@ -839,6 +853,17 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
         browser.execute_script("location.hash = 'errors'")
         eventually(lambda: shown("<img src=x onerror=alert(1)>"), "the error as text")  # It is text, and made no element.
         assert browser.find_elements(By.TAG_NAME, "img") == []
+        complains_of_nothing(browser)
+        served.close()
+
+
+def test_a_browser_shows_what_happens_to_the_page_the_daemon_and_the_cluster(browser: Any) -> None:
+    from selenium.webdriver.common.by import By
+
+    def shown(text: str) -> bool:
+        return says(browser, "view", text)
+
+    with program_in_a_browser(browser) as (served, _):
         network = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
         browser.execute_cdp_cmd("Network.enable", {})
         browser.execute_cdp_cmd("Network.emulateNetworkConditions", {"offline": True, **network})
@@ -850,9 +875,8 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
             zf.get(die.remote(), timeout=PATIENCE)
         eventually(lambda: shown("1 worker has died"), "what is wrong, with the advice")
         kill_daemon()
-        eventually(lambda: "live" in browser.find_element(By.ID, "link").text, "a connection again")
-        said = [entry["message"] for entry in browser.get_log("browser")]
-        assert [text for text in said if "Content Security" in text or "Uncaught" in text] == []
+        eventually(lambda: says(browser, "link", "live"), "a connection again")
+        complains_of_nothing(browser)
         _first_screen_is_drawn(browser)
         telephone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", telephone)
@@ -875,7 +899,7 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
         browser.execute_script(place + "table.before(document.createElement('p'))")
         eventually(lambda: not browser.find_elements(By.ID, "before"), "an update")
         assert browser.execute_script(place + "return [document.activeElement === table, table.scrollLeft]") == [True, 40]
-    eventually(lambda: "The cluster has ended at" in browser.find_element(By.ID, "ended").text, "an honest end")
+    eventually(lambda: says(browser, "ended", "The cluster has ended at"), "an honest end")
     assert "past" in browser.execute_script("return document.body.className"), "greyed"
     browser.execute_script("location.hash = 'tasks'")
     eventually(lambda: shown("was not loaded before the end"), "what is gone")

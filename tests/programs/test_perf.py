@@ -5,6 +5,7 @@ No figure is asserted: these runs are as quick as can be, on a machine that has 
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -12,6 +13,8 @@ import statistics
 import subprocess
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,9 @@ from perf import isolated, machine, peers, report
 from perf.__main__ import ask, listing, main
 from perf.peers import __main__ as peer_process
 from perf.peers import environment
+from perf.peers.zfabric import Zfabric
 from perf.programs import run_program
-from perf.question import Aim, Question, Run, Samples
+from perf.question import WORKERS, Aim, Question, Run, Samples
 from perf.questions import MODULES, load
 from perf.workloads import WORKLOADS, Workload, chain, fibonacci, reduce_tree
 
@@ -66,12 +70,21 @@ def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no question 'tasks_asink'; there are tasks_async" in capsys.readouterr().err
 
 
-def answer(name: str) -> dict[str, Any]:
+class OfOneCluster(Run):
+    """Asks questions of the cluster that runs: to start one for each takes longer than most answers."""
+
+    @contextmanager
+    def cluster(self, **options: Any) -> Iterator[Zfabric]:
+        assert not options
+        yield Zfabric()
+
+
+def answer(name: str, run: Run) -> dict[str, Any]:
     """The answer to a question, as small as can be. In this process: to start another one would take as long as to answer most.
 
     loky leaves a process behind until its own ends.
     """
-    result = (isolated.answer if name == "joblib" else Question.answer)(QUESTIONS[name], Run(repeat=1, quick=True))
+    result = (isolated.answer if name == "joblib" else Question.answer)(QUESTIONS[name], run)
     assert not result["error"]
     return result
 
@@ -99,14 +112,35 @@ def test_a_run_records_its_machine_and_time(run_of_two: dict[str, Any]) -> None:
     assert all(facts["libraries"].values())
 
 
-@pytest.mark.parametrize("name", [name for name, question in QUESTIONS.items() if not question.apart])
-def test_every_question_is_answered(run_of_two: dict[str, Any], name: str) -> None:
-    result = answer(name)
-    check_answer(result, name)
-    assert f"| {name}" in report.markdown({**run_of_two, "results": [result]})
+SHARED = {
+    name
+    for name, question in QUESTIONS.items()
+    if "run.cluster() as system" in inspect.getsource(question.measure) and name not in ("idle", "joblib")
+}
+"""Questions of any cluster of two workers."""
 
 
-def check_answer(result: dict[str, Any], name: str) -> None:
+@pytest.fixture(scope="class")
+def of_one_cluster() -> Iterator[OfOneCluster]:
+    system = Zfabric()
+    system.start(WORKERS)
+    yield OfOneCluster(repeat=1, quick=True)
+    system.stop()
+
+
+class TestQuestionsOfOneCluster:
+    @pytest.mark.parametrize("name", sorted(SHARED))
+    def test_each_is_answered(self, run_of_two: dict[str, Any], of_one_cluster: OfOneCluster, name: str) -> None:
+        check_answer(answer(name, of_one_cluster), name, run_of_two)
+
+
+@pytest.mark.parametrize("name", [name for name, question in QUESTIONS.items() if not question.apart and name not in SHARED])
+def test_every_other_question_is_answered(run_of_two: dict[str, Any], name: str) -> None:
+    check_answer(answer(name, Run(repeat=1, quick=True)), name, run_of_two)
+
+
+def check_answer(result: dict[str, Any], name: str, whole: dict[str, Any]) -> None:
+    assert f"| {name}" in report.markdown({**whole, "results": [result]})
     assert result["question"] == name
     aims = QUESTIONS[name].aims
     assert [figure["figure"] for figure in result["figures"]] == [aim.figure for aim in aims]

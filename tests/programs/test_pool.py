@@ -12,18 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster
 from faults import PATIENCE, eventually
 
 import zfabric as zf
 from zfabric.util.multiprocessing import Pool, TimeoutError
 
-
-@pytest.fixture(scope="module", autouse=True)
-def shared() -> Iterator[Any]:
-    """One cluster for the file."""
-    with running_cluster() as context:
-        yield context
+shared = one_cluster()
 
 
 @pytest.fixture

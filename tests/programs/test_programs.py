@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from conftest import one_cluster
 from faults import PATIENCE, eventually, failure, kill_daemon, query, worker_rows
 from files import wait_for_file
 
@@ -531,9 +532,7 @@ def test_log_to_driver_can_be_switched_off(tmp_path: Path) -> None:
 # --- environments -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def shared(shared_cluster: Any) -> Any:
-    return shared_cluster
+shared = one_cluster(autouse=False)
 
 
 def test_runtime_env_sets_variables_directory_and_modules(shared: Any, tmp_path: Path) -> None:

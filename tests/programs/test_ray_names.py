@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import running_cluster
+from conftest import one_cluster
 from faults import PATIENCE, eventually, failure, kill_daemon
 from files import wait_for_file
 
@@ -23,12 +23,8 @@ from zfabric.runtime import interface
 from zfabric.util import inspect_serializability, list_named_actors
 from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-
-@pytest.fixture(scope="module", autouse=True)
-def shared() -> Iterator[Any]:
-    """One cluster for the file, with a namespace and GPUs."""
-    with running_cluster(num_gpus=2, namespace="colours") as context:
-        yield context
+shared = one_cluster(num_gpus=2, namespace="colours")
+"""With a namespace and GPUs."""
 
 
 def value(ref: Any) -> Any:
