@@ -24,7 +24,7 @@ from zfabric.protocol.names import is_text
 from zfabric.protocol.options import MEMORY, is_shared
 from zfabric.protocol.wording import amount_text, size, span
 from zfabric.runtime.connect import PRELOAD_SECONDS, REGISTER_SECONDS, attach, await_registered, drain_node, node_resources
-from zfabric.runtime.foreground import GRACE_SECONDS, Notified, notified, run_until_end
+from zfabric.runtime.foreground import GRACE_SECONDS, Notified, notified, plain, run_until_end
 from zfabric.runtime.launch import Launched, launch
 from zfabric.runtime.launch import stop as end_session
 from zfabric.runtime.session import (
@@ -209,7 +209,7 @@ def _stay(begin: Callable[[], Launched], grace: float, advice: str) -> None:
         if launched is not None:
             launched.close()
     if reason:
-        raise click.ClickException(f"the node has ended: {_plain(reason)}{advice}")
+        raise click.ClickException(f"the node has ended: {plain(reason)}{advice}")
 
 
 def _say(text: str) -> None:
@@ -301,7 +301,7 @@ def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
         reason = (launched.session.failure() or launched.failure() or str(error)).strip()
         launched.close()
         forget_failure()  # The user sees it now.
-        raise NotStartedError(f"the cluster did not start: {_plain(reason)}") from None
+        raise NotStartedError(f"the cluster did not start: {plain(reason)}") from None
     except BaseException:  # Ctrl-C too: end a cluster that was not announced.
         launched.close()
         raise
@@ -315,14 +315,6 @@ def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
         "object_store_memory": description["arena_size"],
         "store": description["store"],
     }
-
-
-def _plain(reason: str) -> str:
-    """A recorded failure, without our own traceback and the class of the error."""
-    if re.match(r"the \w+ (cannot be started|failed).*\n", reason):
-        *_, reason = reason.splitlines()  # The reason is below our own traceback.
-    reason = re.sub(r"^the \w+ cannot be started \([^)]*\): ", "", reason)
-    return re.sub(r"^(zfabric\.exceptions\.)?\w+Error: ", "", reason)
 
 
 def _name_of(node: JoinedNode) -> str:

@@ -26,7 +26,13 @@ class CommandEntry(NamedTuple):
 
 
 SECTIONS: tuple[tuple[str, tuple[CommandEntry, ...]], ...] = (
-    ("Programs", (CommandEntry("submit", "submit", "Run a program on a cluster; exits with its exit code."),)),
+    (
+        "Programs",
+        (
+            CommandEntry("submit", "submit", "Run a program on a cluster; exits with its exit code."),
+            CommandEntry("run", "run", "Run a program on a cluster of all machines of a batch job."),
+        ),
+    ),
     (
         "Clusters",
         (

@@ -19,7 +19,7 @@ from zfabric.exceptions import FabricError, VersionMismatchError
 from zfabric.protocol.wording import span
 from zfabric.runtime.connect import attach, find_session
 from zfabric.runtime.driver import DriverClient
-from zfabric.runtime.session import Session, find_sessions, kept_sessions, last_failure, started_session, where_looked
+from zfabric.runtime.session import EMBEDDED, RUN, Session, find_sessions, kept_sessions, last_failure, started_session, where_looked
 
 
 def chosen_session(address: str | None) -> Session:
@@ -153,7 +153,7 @@ def _facts(session: Session, state: str) -> dict[str, Any]:
         "session": session.identifier,
         "state": state,
         "kind": description.get("kind", ""),
-        "program": description.get("launcher") if description.get("kind") == "embedded" else None,
+        "program": description.get("launcher") if description.get("kind") in (EMBEDDED, RUN) else None,
         "created": description.get("created", 0.0),
         "ended": description.get("ended"),
         "directory": session.directory,

@@ -157,12 +157,17 @@ def own_address(settings: ClusterSettings, port: int, advertised: str) -> str:
         return endpoint(settings.host, port)
     if not settings.head:
         return endpoint(reach(head_address(settings)), port)
+    return f"{TCP}{default_address() or LOOPBACK}:{port}"
+
+
+def default_address() -> str:
+    """This machine's address on its default route; "" without one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # An address reserved for examples: the kernel chooses a route, and sends nothing.
-            return f"{TCP}{probe.getsockname()[0]}:{port}"
+            return str(probe.getsockname()[0])
         except OSError:
-            return f"{TCP}{LOOPBACK}:{port}"
+            return ""
 
 
 def default_key_file() -> str:

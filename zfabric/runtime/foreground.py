@@ -8,8 +8,10 @@ cluster with it, and a lone node. As PID 1 of a container, this process collects
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -56,7 +58,7 @@ def run_until_end(launched: Launched, grace: float, say: Callable[[str], None]) 
     ``grace`` is in seconds. ``say`` receives lines for people. Return "" if the node was stopped or drained, else why it ended. Only the
     main thread calls this, once: it replaces the handlers of SIGTERM, SIGINT and SIGCHLD.
     """
-    number, code = _wait(launched)
+    number, code = ChildWatch().wait(launched.pid)
     if number is not None:
         _end(launched, grace, signal.Signals(number).name, say)
         return ""
@@ -69,41 +71,43 @@ def run_until_end(launched: Launched, grace: float, say: Callable[[str], None]) 
     return ""
 
 
-def _wait(launched: Launched) -> tuple[int | None, int]:
-    """The notice that arrived, or None and the supervisor's exit code."""
-    readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(number, _do_nothing)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # Scripts start commands in the background without it.
-        signal.signal(signal.SIGINT, _do_nothing)
-    poll = select.poll()
-    poll.register(readable, select.POLLIN)
-    try:
+class ChildWatch:
+    """Waits for the end of a child of this process, or for SIGTERM or SIGINT, which it takes over. Only the main thread makes one, once."""
+
+    def __init__(self) -> None:
+        self._readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, _do_nothing)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # Scripts start commands in the background without it.
+            signal.signal(signal.SIGINT, _do_nothing)
+        self._poll = select.poll()
+        self._poll.register(self._readable, select.POLLIN)
+
+    def wait(self, child: int, seconds: float | None = None) -> tuple[int | None, int | None]:
+        """Return the signal that has arrived, or None, and the child's exit code, negative for a signal; (None, None) after ``seconds``."""
+        until = None if seconds is None else time.monotonic() + seconds
         while True:
-            code = _reap(launched.pid)
+            code = _reap(child)
             if code is not None:
                 return None, code
-            poll.poll()
-            arrived = os.read(readable, 4096)
+            if not self._poll.poll(None if until is None else max(0.0, until - time.monotonic()) * 1000):
+                return None, None
+            arrived = os.read(self._readable, 4096)
             for number in _NOTICES:
                 if number in arrived:
-                    return number, 0
-    finally:
-        signal.set_wakeup_fd(-1)
-        os.close(readable)
-        os.close(writable)
+                    return number, None
 
 
-def _reap(supervisor: int) -> int | None:
-    """Collect all children that have ended: PID 1 has those of others, too. Return the supervisor's exit code, or None."""
+def _reap(child: int) -> int | None:
+    """Collect all children that have ended: PID 1 has those of others, too. Return the exit code of ``child``, or None."""
     code = None
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return code
-        if pid == supervisor:
+        if pid == child:
             code = os.waitstatus_to_exitcode(status)
         if not pid:
             return code
@@ -152,6 +156,14 @@ def _listed(left: dict[str, Any]) -> str:
     """What a drain has left, in words: tasks, values, actors by name."""
     counted = [f"{left[what]} {what if left[what] != 1 else what[:-1]}" for what in ("tasks", "values") if left[what]]
     return ", ".join([*counted, *(f"the actor {each}" for each in left["actors"])]) or "nothing"
+
+
+def plain(reason: str) -> str:
+    """A recorded failure, without our own traceback and the class of the error."""
+    if re.match(r"the \w+ (cannot be started|failed).*\n", reason):
+        *_, reason = reason.splitlines()  # The reason is below our own traceback.
+    reason = re.sub(r"^the \w+ cannot be started \([^)]*\): ", "", reason)
+    return re.sub(r"^(zfabric\.exceptions\.)?\w+Error: ", "", reason)
 
 
 def _do_nothing(number: int, frame: Any) -> None:

@@ -1,4 +1,4 @@
-"""Starts and ends a session, for ``init()`` (embedded) and ``zfabric start`` (lasting, or with ``--block`` foreground).
+"""Starts and ends a session, for ``init()`` (embedded), ``zfabric run``, and ``zfabric start`` (lasting, or with ``--block`` foreground).
 
 In a cold process the first result must arrive within 400 ms of ``init()``. So a launch makes the session's directory, spawns the
 supervisor, and pipes the specification: other users could read ``argv`` and the environment. Meanwhile the client loads its modules, then
@@ -23,9 +23,9 @@ from zfabric.protocol.names import check_length
 from zfabric.runtime.logs import tail
 from zfabric.runtime.session import (
     EMBEDDED,
-    FOREGROUND,
     KEEP_VARIABLE,
     LOOPBACK,
+    NOTIFIED,
     STARTED,
     STOP,
     ClusterSettings,
@@ -163,7 +163,7 @@ def launch(
 ) -> Launched:
     """Start a session and return at once. Its daemon is ready when ``Session.daemon()`` names it; ``failure()`` describes a failed start.
 
-    ``kind`` "embedded" and "foreground" end with this process, "started" with ``stop``. ``arena_size`` is in bytes (-1: as configured, 0:
+    ``kind`` "started" ends with ``stop``, all others with this process. ``arena_size`` is in bytes (-1: as configured, 0:
     none). ``paths`` is the workers' ``sys.path``, by default this process's; ``labels`` are of a lone node; ``transfer`` and ``warm`` are
     as in ``Specification``; ``base`` is for temporary files. With ``cluster`` the session is a node of one; a head without a key file gets
     one. ``ZFABRIC_KEEP`` in the environment retains logs and tables.
@@ -385,7 +385,7 @@ def stop(session: Session, timeout: float = 10.0) -> bool:
     if pidfd is None:
         return False
     try:
-        processes.signal_pidfd(pidfd, STOP if session.kind() == FOREGROUND else signal.SIGTERM)
+        processes.signal_pidfd(pidfd, STOP if session.kind() in NOTIFIED else signal.SIGTERM)
         if not processes.wait_pidfd(pidfd, timeout):
             processes.signal_pidfd(pidfd, signal.SIGKILL)
             processes.wait_pidfd(pidfd, 1.0)

@@ -53,10 +53,12 @@ SOCKET_PATH_MAX = 100
 """The kernel permits 107 bytes, and ZeroMQ adds a prefix."""
 _FIXED_PART = len("/zfabric-4294967295/s-00000000/sockets/") + 2 * INCARNATION_BYTES + len(SUFFIX)
 
-EMBEDDED, FOREGROUND, STARTED = "embedded", "foreground", "started"
-"""Kinds of sessions. Programs find the last two; the first two end with their launcher."""
+EMBEDDED, RUN, FOREGROUND, STARTED = "embedded", "run", "foreground", "started"
+"""Kinds of sessions. Programs find the last two; the first three end with their launcher."""
+NOTIFIED = (RUN, FOREGROUND)
+"""Kinds whose processes ignore SIGTERM: their launcher decides what follows."""
 STOP = signal.SIGUSR1
-"""Ends a daemon in order, or a foreground session. SIGTERM may come from Slurm or systemd, which send it to every process."""
+"""Ends a daemon in order, or a session of ``NOTIFIED``. SIGTERM may come from Slurm or systemd, which send it to every process."""
 KEEP_VARIABLE = "ZFABRIC_KEEP"
 """Unless "" or "0", logs and tables outlive sessions of this process."""
 TCP = "tcp://"
@@ -125,7 +127,7 @@ class JoinedNode(NamedTuple):
 class Specification(NamedTuple):
     """What a launcher sends to its supervisor.
 
-    ``directory`` is the session's. ``kind`` "embedded" and "foreground" end with the launcher, "started" when stopped. ``launcher`` (pid)
+    ``directory`` is the session's. ``kind`` "started" ends when stopped, all others with the launcher. ``launcher`` (pid)
     and ``launcher_started`` (start ticks) name the launching process. ``labels`` are of a lone node. ``arena_size`` is in bytes (-1: as
     configured, 0: none). ``paths`` is the workers' ``sys.path`` (empty: the supervisor's). ``daemon`` and ``worker`` are
     "module:function"; ``imports`` are loaded before processes are forked.

@@ -9,7 +9,7 @@ Lifetimes:
 * everything on the node dies with the supervisor (``PR_SET_PDEATHSIG``);
 * workers and template outlive the daemon; a new daemon gets the list of workers;
 * an embedded session ends with the lifeline pipe or the launcher itself (a forked process may hold the pipe), a started one at SIGTERM;
-* a foreground session ends with its launcher, too; at SIGTERM, which all its processes may receive, the launcher drains it;
+* so do a foreground session and one of ``zfabric run``; at SIGTERM, which all their processes may receive, the launcher decides;
 * processes that workers leave behind are inherited (subreaper), and end with the session.
 
 A dead child's group is killed before the child is reaped: a zombie's pid and group id are nobody else's.
@@ -39,7 +39,7 @@ from zfabric.protocol.messages import PROTOCOL_VERSION
 from zfabric.protocol.options import MEMORY
 from zfabric.runtime import template, worker_process
 from zfabric.runtime.logs import log, log_path, tail
-from zfabric.runtime.session import FOREGROUND, STARTED, STOP, TCP, Session, Specification, new_incarnation
+from zfabric.runtime.session import FOREGROUND, NOTIFIED, RUN, STARTED, STOP, TCP, Session, Specification, new_incarnation
 from zfabric.runtime.session_files import LOOK_SECONDS, SessionFiles
 from zfabric.runtime.supervision import ENDING, Channel
 
@@ -62,7 +62,8 @@ REAP_SECONDS = 0.001
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, STOP)
 STOPPED = "the cluster was stopped (`zfabric stop`, or SIGTERM to its supervisor)"
 PROGRAM_ENDED = "the program that had started the cluster has ended, or has ended the cluster"
-COMMAND_ENDED = "ended with its command, `zfabric start --block`"
+COMMAND_ENDED = {FOREGROUND: "ended with its command, `zfabric start --block`", RUN: "ended with its command, `zfabric run`"}
+"""How a node ended with its launcher, by the kind of its session."""
 
 
 class Supervisor:
@@ -142,7 +143,8 @@ class Supervisor:
             return
         cluster = self._specification.cluster
         what = "cluster" if cluster is None else "head of the cluster" if cluster.head else "node"
-        reason = f"the {what} {COMMAND_ENDED}" if self._specification.kind == FOREGROUND else PROGRAM_ENDED
+        how = COMMAND_ENDED.get(self._specification.kind)
+        reason = PROGRAM_ENDED if how is None else f"the {what} {how}"
         self._register(LIFELINE, lambda: self._request_end(reason))
         launcher = processes.open_pidfd(self._specification.launcher, self._specification.launcher_started)
         if launcher is None:
@@ -285,7 +287,7 @@ class Supervisor:
             numbers = os.read(self._wakeup, 4096)
         except BlockingIOError:
             return
-        if STOP in numbers or (signal.SIGTERM in numbers and self._specification.kind != FOREGROUND):
+        if STOP in numbers or (signal.SIGTERM in numbers and self._specification.kind not in NOTIFIED):
             self._request_end(STOPPED)
         if signal.SIGCHLD in numbers:
             self._reap()
@@ -558,7 +560,7 @@ class Supervisor:
         signal.set_wakeup_fd(-1)
         for number in (*_SIGNALS, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        if self._specification.kind == FOREGROUND:
+        if self._specification.kind in NOTIFIED:
             termination.disregard()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         processes.die_with_parent(self._pid)

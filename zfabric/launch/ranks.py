@@ -1,0 +1,150 @@
+"""Ranks: which process of a run this one is, by the environment variables of what has started it.
+
+A *run* is one ``zfabric run`` command that a batch system, or ``mpirun``, starts on each of some machines, and numbers from 0. No list of
+hosts is parsed, and no command of a batch system is called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from zfabric.exceptions import ConfigError
+
+RANK, SIZE, RUN_ID = "ZFABRIC_RANK", "ZFABRIC_SIZE", "ZFABRIC_RUN"
+"""Where nothing else numbers the processes. The last two may complete what a starter leaves out."""
+RANKS_MAX = 10_000
+RUN_ID_CHARACTERS_MAX = 80
+_MIB = 2**20
+
+
+class Starter(NamedTuple):
+    """What starts the processes of a run, with its environment variables; "" where it has none."""
+
+    name: str
+    rank: str
+    size: str
+    run: tuple[str, ...]
+    """Together, those that are set name the run: no other run of this user, nor an earlier attempt of the same job, has the same values."""
+    local_rank: str
+    """The number of the process on its machine."""
+    command: str
+    """How to start one process on each machine."""
+    machines: str = ""
+    """The number of the run's machines."""
+    job_machines: str = ""
+    """The number of the job's machines, also outside a run."""
+    cpus: str = ""
+    """CPUs of this machine that the run has."""
+    memory: str = ""
+    """Its memory on this machine, in MiB."""
+
+
+STARTERS = (
+    Starter(f"{RANK} and {SIZE}", RANK, SIZE, (RUN_ID,), "", f"one process with a {RANK} of its own on each machine"),
+    # These come before Slurm and PBS, whose variables they inherit there.
+    Starter(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "PBS_JOBID"),
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "mpirun --map-by ppr:1:node --bind-to none",
+    ),
+    Starter(
+        "MPICH and Intel MPI",
+        "PMI_RANK",
+        "PMI_SIZE",
+        ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "PBS_JOBID", "LSB_JOBID"),
+        "MPI_LOCALRANKID",
+        "mpiexec -ppn 1",
+    ),
+    Starter(
+        "Flux",
+        "FLUX_TASK_RANK",
+        "FLUX_JOB_SIZE",
+        ("FLUX_JOB_ID",),
+        "FLUX_TASK_LOCAL_ID",
+        "flux run --tasks-per-node=1",
+        machines="FLUX_JOB_NNODES",
+    ),
+    Starter(
+        "Slurm",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+        "SLURM_LOCALID",
+        "srun --ntasks-per-node=1",
+        machines="SLURM_STEP_NUM_NODES",
+        job_machines="SLURM_JOB_NUM_NODES",
+        cpus="SLURM_CPUS_ON_NODE",
+        memory="SLURM_MEM_PER_NODE",
+    ),
+    Starter("PBS", "PBS_NODENUM", "PBS_NUM_NODES", ("PBS_JOBID",), "", "pbsdsh -u"),
+    Starter("Kubernetes", "JOB_COMPLETION_INDEX", "", (), "", "a Job with completionMode: Indexed"),
+)
+"""The first one applies whose rank and local rank are set."""
+
+
+class Rank(NamedTuple):
+    """This process in its run. ``cpus`` and ``memory`` (bytes) are the run's on this machine; None where only the kernel limits them."""
+
+    number: int
+    size: int
+    run: str
+    """A name for the run that can be that of a file, or "" if nothing names it."""
+    cpus: int | None = None
+    memory: int | None = None
+
+
+ALONE = Rank(0, 1, "")
+"""Nothing has started several."""
+
+
+def find_rank(environment: Mapping[str, str]) -> Rank:
+    """Return this process's rank. Raises ConfigError for an environment that has none, or two processes of a run on this machine."""
+    starter = next((each for each in STARTERS if all(map(environment.get, filter(None, (each.rank, each.local_rank))))), None)
+    if starter is None:
+        return ALONE
+    if not environment.get(SIZE) and not environment.get(starter.size):
+        if environment.get(starter.job_machines) == "1":
+            return _limited(ALONE, starter, environment)
+        if starter.job_machines:
+            raise ConfigError(f"this job has several machines, and this is one process outside of them: start it with {starter.command}")
+        raise ConfigError(
+            f"{starter.rank} is set, and the number of ranks is unknown: set {SIZE}, to 1 for a cluster of this machine alone"
+        )
+    number, size = _whole(starter.rank, environment), _whole(SIZE if environment.get(SIZE) else starter.size, environment)
+    if not 0 < size <= RANKS_MAX or number >= size:
+        raise ConfigError(f"{starter.name}: there is no rank {number} of {size}; ranks count from 0, and there are at most {RANKS_MAX:,}")
+    on_machine = _whole(starter.local_rank, environment) if environment.get(starter.local_rank) else 0
+    machines = _whole(starter.machines, environment) if environment.get(starter.machines) else size
+    if on_machine or machines < size:
+        raise ConfigError(
+            f"{size} processes were started on fewer machines, and a run has one on each, which uses all CPUs of the job there: "
+            f"start it with {starter.command}"
+        )
+    return _limited(Rank(number, size, _run_id(starter, environment)), starter, environment)
+
+
+def _limited(rank: Rank, starter: Starter, environment: Mapping[str, str]) -> Rank:
+    cpus = _whole(starter.cpus, environment) if environment.get(starter.cpus) else None
+    memory = _whole(starter.memory, environment) * _MIB if environment.get(starter.memory) else None
+    return rank._replace(cpus=cpus or None, memory=memory or None)  # Slurm has 0 for all memory.
+
+
+def _whole(name: str, environment: Mapping[str, str]) -> int:
+    text = environment[name]
+    if not (text.isascii() and text.isdecimal()):
+        raise ConfigError(f"{name} is a whole number, not {text!r}")
+    return int(text)
+
+
+def _run_id(starter: Starter, environment: Mapping[str, str]) -> str:
+    """A name made of the starter's variables, or of ``RUN_ID``."""
+    values = [environment[RUN_ID]] if environment.get(RUN_ID) else [value for name in starter.run if (value := environment.get(name))]
+    text = "-".join(values)
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip(".")[:RUN_ID_CHARACTERS_MAX]
+    return plain if plain == text else f"{plain}-{hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()[:8]}"

@@ -1,0 +1,274 @@
+"""Where the ranks of a run meet: each finds the head's address, and the key with which it joins.
+
+``SharedDirectory`` is a directory on a file system that all machines have, ``BASE/RUN``::
+
+    owner          which process of which machine has made it
+    cluster.key    a key of this run alone
+    head           the head's address and version, or why there is none
+    rank-N         which rank has read that, and why it could not join
+
+Rank 0 makes the directory, and it is its user's alone: it has the key. Another user may have made one of that name first, or a link; so
+nothing is read or written before owner and mode are as expected. Files appear by ``rename``, whole.
+
+``FixedAddress`` needs no common file system: the head's address was chosen, and its key file copied, before the run began.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from zfabric._version import __version__
+from zfabric.adapters import processes
+from zfabric.adapters.file_trees import remove_tree
+from zfabric.exceptions import ConfigError, ConnectionLostError, FabricError, VersionMismatchError
+from zfabric.launch.networks import host_of, own_host
+from zfabric.runtime.cluster import parse_address
+from zfabric.runtime.session import DAMAGED, Session
+
+DEFAULT_BASE = "~/.cache/zfabric/run"
+OWNER, HEAD, KEY, RANK_PREFIX = "owner", "head", "cluster.key", "rank-"
+FILE_BYTES_MAX = 64 * 1024
+STALE_SECONDS = 30 * 24 * 3600.0
+"""Age at which a directory that another machine has made is removed: no batch job runs so long, and who waits in it has given up."""
+FAILURE_SECONDS = 2.0
+"""Seconds for which a head that has failed waits until all ranks have read why."""
+LOOK_SECONDS = 0.1
+"""Seconds between looks into the directory: no event tells of other machines' files."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class HeadOffer(NamedTuple):
+    """Where a rank joins: the head's address, and the file with the key."""
+
+    address: str
+    key_file: str
+
+
+class FixedAddress:
+    """The head listens at ``address``. All ranks have ``key_file``, and rank 0 the head's own pair beside it."""
+
+    def __init__(self, address: str, key_file: str) -> None:
+        self.address = address
+        self.key_file = key_file
+
+    def __str__(self) -> str:
+        return self.address
+
+    def open(self) -> None:
+        """Do nothing: there is nothing to prepare."""
+
+    def head_endpoint(self, network: str, port: int) -> tuple[str, int]:
+        """Return the host and the port at which the head listens. Raises ConfigError if other machines cannot reach it there."""
+        name, chosen = parse_address(self.address)
+        return own_host(network) if network else host_of(name), chosen
+
+    def offer(self, session: Session) -> None:
+        """Do nothing: others know the address."""
+
+    def fail(self, reason: str, ranks: int) -> None:
+        """Do nothing: others cannot be notified, and wait."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def find(self, rank: int) -> HeadOffer | None:
+        """Return the head's address and the key file."""
+        return HeadOffer(self.address, self.key_file)
+
+    def report(self, rank: int, reason: str) -> None:
+        """Do nothing: the head cannot be notified."""
+
+    def reports(self) -> Mapping[int, str]:
+        """Return nothing."""
+        return {}
+
+
+class SharedDirectory:
+    """The directory ``run`` below ``base``, by default ``DEFAULT_BASE``."""
+
+    key_file = ""
+    """The head makes a key."""
+
+    def __init__(self, base: str, run: str) -> None:
+        self._base = os.path.abspath(os.path.expanduser(base or DEFAULT_BASE))
+        self._path = f"{self._base}/{run}"
+        self._opened = False
+
+    def __str__(self) -> str:
+        return self._path
+
+    # -- rank 0 --
+
+    def open(self) -> None:
+        """Make the directory, and remove those of ended runs. Raises ConfigError if it cannot be trusted, FabricError if it is in use."""
+        try:
+            os.makedirs(self._base, mode=0o700, exist_ok=True)
+            _check_base(self._base)
+            self._sweep()
+            os.mkdir(self._path, 0o700)
+            self._opened = True
+            os.close(_checked(self._path))
+        except FileExistsError:
+            raise self._in_use() from None
+        except OSError as error:
+            raise _unusable(self._path, error) from None
+        except ConfigError:
+            self.close()
+            raise
+        pid = os.getpid()
+        self._write(OWNER, {"host": os.uname().nodename, "machine": _machine(), "pid": pid, "started": processes.start_ticks(pid)})
+
+    def head_endpoint(self, network: str, port: int) -> tuple[str, int]:
+        """Return the host and the port (0: any) at which the head listens. Raises ConfigError as ``own_host`` does."""
+        return own_host(network), port
+
+    def offer(self, session: Session) -> None:
+        """Have the other ranks join the head of ``session``."""
+        membership = session.membership()
+        if membership is None:
+            raise ConnectionLostError(f"the head has ended: {session.failure()}")
+        temporary = f"{self._path}/{KEY}.new"
+        shutil.copy(session.cluster_key, temporary)
+        os.rename(temporary, f"{self._path}/{KEY}")
+        self._write(HEAD, {"version": __version__, "address": membership.address})
+
+    def fail(self, reason: str, ranks: int) -> None:
+        """Have the other ranks end with ``reason``; wait until all of ``ranks`` have read it, ``FAILURE_SECONDS`` at most."""
+        if self._opened:
+            self._write(HEAD, {"version": __version__, "failure": reason})
+            until = time.monotonic() + FAILURE_SECONDS
+            while len(self._states()) < ranks - 1 and time.monotonic() < until:
+                time.sleep(LOOK_SECONDS)
+            self._opened = len(self._states()) == ranks - 1  # Else it stays, for those who come later.
+
+    def reports(self) -> Mapping[int, str]:
+        """Return why ranks could not join, by their numbers."""
+        return {rank: str(state["failure"]) for rank, state in self._states().items() if "failure" in state}
+
+    def close(self) -> None:
+        """Remove the directory."""
+        if self._opened:
+            remove_tree(self._path)
+
+    # -- other ranks --
+
+    def find(self, rank: int) -> HeadOffer | None:
+        """Return what the head has written, or None. Raises FabricError if it has failed, ConfigError if others could have written it."""
+        try:
+            os.listdir(self._base)  # NFS remembers for a while that a name is missing, until its directory is read.
+            os.close(_checked(self._path))
+            os.listdir(self._path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unusable(self._path, error) from None
+        found = self._read(HEAD)
+        if found is None:
+            return None
+        if "failure" in found:
+            self.report(rank, "")
+            raise FabricError(f"rank 0 has failed: {found['failure']}")
+        if found.get("version") != __version__:
+            raise VersionMismatchError(f"rank 0 has zfabric {found.get('version')}, this machine {__version__}: install one version on all")
+        return HeadOffer(str(found["address"]), f"{self._path}/{KEY}")
+
+    def report(self, rank: int, reason: str) -> None:
+        """Record that a rank has read what the head has written; ``reason`` is why it cannot join, if so."""
+        with contextlib.suppress(OSError, ConfigError):  # The run has ended, or the directory is another user's.
+            os.close(_checked(self._path))
+            self._write(f"{RANK_PREFIX}{rank}", {"host": os.uname().nodename, **({"failure": reason} if reason else {})})
+
+    # -- files --
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        temporary = f"{self._path}/{name}.new"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(json.dumps(content).encode(errors="replace"))
+        os.rename(temporary, f"{self._path}/{name}")
+
+    def _read(self, name: str, path: str = "") -> dict[str, Any] | None:
+        """A file's content; None if it is missing, or no file of ours."""
+        try:
+            descriptor = os.open(f"{path or self._path}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(descriptor, "rb") as file:
+                found = json.loads(file.read(FILE_BYTES_MAX))
+        except (OSError, ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def _states(self) -> dict[int, dict[str, Any]]:
+        """What ranks have reported, by their numbers."""
+        names = [name for name in os.listdir(self._path) if name.startswith(RANK_PREFIX) and name.removeprefix(RANK_PREFIX).isdecimal()]
+        return {int(name.removeprefix(RANK_PREFIX)): self._read(name) or {} for name in names}
+
+    def _in_use(self) -> FabricError:
+        try:
+            os.close(_checked(self._path))
+        except (OSError, ConfigError) as error:
+            return error if isinstance(error, ConfigError) else _unusable(self._path, error)
+        owner = self._read(OWNER) or {}
+        maker = f" (process {owner.get('pid')} on {owner.get('host')})"
+        return FabricError(f"another run meets in {self._path}{maker if owner else ''}; if that has ended, remove the directory")
+
+    def _sweep(self) -> None:
+        """Remove directories of runs whose rank 0 has ended."""
+        for name in os.listdir(self._base):
+            path = f"{self._base}/{name}"
+            with contextlib.suppress(OSError, ConfigError, *DAMAGED):
+                os.close(_checked(path))
+                owner = self._read(OWNER, path)
+                if owner is not None and _has_ended(owner, os.lstat(path).st_mtime):  # Else the directory is no run's.
+                    remove_tree(path)
+
+
+Meeting = SharedDirectory | FixedAddress
+
+
+def _has_ended(owner: dict[str, Any], changed: float) -> bool:
+    if owner["machine"] != _machine():  # Of another one only the age is known.
+        return time.time() - changed > STALE_SECONDS
+    descriptor = processes.open_pidfd(int(owner["pid"]), int(owner["started"]))
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None
+
+
+def _machine() -> str:
+    """A name for the processes that this one can see: of this boot, and of this container."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def _checked(path: str) -> int:
+    """Open a directory that is this user's alone. Raises ConfigError if it is not, OSError for a link."""
+    directory = os.open(path, _DIRECTORY)
+    status = os.fstat(directory)
+    reason = ""
+    if status.st_uid != os.geteuid():
+        reason = f"belongs to user {status.st_uid}"
+    elif status.st_mode & 0o077:
+        reason = f"is open to other users (mode {stat.S_IMODE(status.st_mode):o}), perhaps on a file system without modes"
+    if reason:
+        os.close(directory)
+        raise ConfigError(f"{path} {reason}; it would have a key: name another place with --rendezvous")
+    return directory
+
+
+def _check_base(path: str) -> None:
+    """Raise ConfigError if other users may rename what is in a directory."""
+    status = os.stat(path)
+    if status.st_uid not in (os.geteuid(), 0) or (status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX):
+        raise ConfigError(f"other users can change {path}; name a directory of your own with --rendezvous, or run: chmod go-w {path}")
+
+
+def _unusable(path: str, error: OSError) -> ConfigError:
+    reason = "it is a symbolic link" if os.path.islink(path) else error.strerror
+    return ConfigError(f"the ranks cannot meet in {path}: {reason}; name a directory that all machines have with --rendezvous")
