@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from command_line import PATIENCE, ZFABRIC, Place
-from faults import descendants, eventually, gone
+from faults import descendants, eventually, gone, name_of
 
 SMALL = ("--num-cpus", "1", "--object-store-memory", "32MB", "--network", "127.0.0.0/8")
 JOINED = "import os, signal, sys, time, zfabric as zf; zf.init(log_to_driver=False)\n"
@@ -129,6 +129,29 @@ def test_all_ends_with_the_launcher_of_rank_0_however_that_ends(home: Path) -> N
         assert [path.name for path in home.glob(".cache/zfabric/run/*")] == ["next"], "why, for ranks that come late"
         run.start(1, 2, *program(home, ""))
         assert run.end()[1] == (1, "", "Error: rank 0 has failed: rank 1 of 2 did not join within 0.2 s\n")
+
+
+def test_a_rank_that_has_lost_the_head_fails(home: Path) -> None:
+    with running(home) as run:
+        lease = ("--config", "node_lease=1")
+        run.start(0, 2, *lease, *program(home, "print(os.getpid(), flush=True); time.sleep(1000)"))
+        run.start(1, 2, *lease, *program(home, ""))
+        assert run.ranks[0].stdout is not None
+        pid = int(run.ranks[0].stdout.readline())
+        nodes = Place(str(home / "run1")).json("nodes")
+        assert [node["labels"]["rank"] for node in nodes] == ["0", "1"], "commands find it on each machine"
+        (supervisor,) = [pid for pid in descendants(run.ranks[0].pid) if name_of(pid) == "zf-supervisor"]
+        os.kill(supervisor, signal.SIGKILL)
+        assert run.ranks[1].wait(PATIENCE) == 1
+        errors = run.ranks[1].communicate()[1]
+        assert errors.startswith("Error: the node has ended: "), errors
+        # Slurm's signal may end the program before rank 0 passes it on.
+        os.kill(run.ranks[0].pid, signal.SIGSTOP)
+        os.kill(pid, signal.SIGTERM)
+        eventually(lambda: gone(pid), "the program has ended")
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            os.kill(run.ranks[0].pid, number)
+        assert run.ranks[0].wait(PATIENCE) == 128 + signal.SIGTERM
 
 
 def test_at_sigterm_the_program_has_time_and_its_cluster(home: Path) -> None:

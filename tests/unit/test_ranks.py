@@ -70,7 +70,10 @@ def test_ranks_of_environments(environment: dict[str, str], expected: Rank) -> N
     [
         ({**STEP, "SLURM_LOCALID": "1"}, "start it with srun --ntasks-per-node=1"),
         ({**STEP, "SLURM_STEP_NUM_NODES": "2"}, "3 processes were started on fewer machines, and a run has one on each"),
-        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NUM_NODES": "2"}, "this job has several machines, and this is one process"),
+        (
+            {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NUM_NODES": "2"},
+            "and this command was started on one of them: start it with srun",
+        ),
         ({"JOB_COMPLETION_INDEX": "1"}, "JOB_COMPLETION_INDEX is set, and the number of ranks is unknown: set ZFABRIC_SIZE"),
         ({"ZFABRIC_RANK": "2", "ZFABRIC_SIZE": "2"}, "there is no rank 2 of 2"),
         ({"ZFABRIC_RANK": "-1", "ZFABRIC_SIZE": "2"}, "ZFABRIC_RANK is a whole number, not '-1'"),

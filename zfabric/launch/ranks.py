@@ -41,6 +41,10 @@ class Starter(NamedTuple):
     memory: str = ""
     """Its memory on this machine, in MiB."""
 
+    def applies(self, environment: Mapping[str, str]) -> bool:
+        """Whether it has started this process."""
+        return self.rank in environment and (not self.local_rank or self.local_rank in environment)
+
 
 STARTERS = (
     Starter(f"{RANK} and {SIZE}", RANK, SIZE, (RUN_ID,), "", f"one process with a {RANK} of its own on each machine"),
@@ -85,7 +89,7 @@ STARTERS = (
     Starter("PBS", "PBS_NODENUM", "PBS_NUM_NODES", ("PBS_JOBID",), "", "pbsdsh -u"),
     Starter("Kubernetes", "JOB_COMPLETION_INDEX", "", (), "", "a Job with completionMode: Indexed"),
 )
-"""The first one applies whose rank and local rank are set."""
+"""The first one that applies counts."""
 
 
 class Rank(NamedTuple):
@@ -105,14 +109,16 @@ ALONE = Rank(0, 1, "")
 
 def find_rank(environment: Mapping[str, str]) -> Rank:
     """Return this process's rank. Raises ConfigError for an environment that has none, or two processes of a run on this machine."""
-    starter = next((each for each in STARTERS if all(map(environment.get, filter(None, (each.rank, each.local_rank))))), None)
+    starter = next((each for each in STARTERS if each.applies(environment)), None)
     if starter is None:
         return ALONE
     if not environment.get(SIZE) and not environment.get(starter.size):
         if environment.get(starter.job_machines) == "1":
             return _limited(ALONE, starter, environment)
         if starter.job_machines:
-            raise ConfigError(f"this job has several machines, and this is one process outside of them: start it with {starter.command}")
+            raise ConfigError(
+                f"this job has several machines, and this command was started on one of them: start it with {starter.command}"
+            )
         raise ConfigError(
             f"{starter.rank} is set, and the number of ranks is unknown: set {SIZE}, to 1 for a cluster of this machine alone"
         )

@@ -37,7 +37,7 @@ OWNER, HEAD, KEY, RANK_PREFIX = "owner", "head", "cluster.key", "rank-"
 FILE_BYTES_MAX = 64 * 1024
 STALE_SECONDS = 30 * 24 * 3600.0
 """Age at which a directory that another machine has made is removed: no batch job runs so long, and who waits in it has given up."""
-FAILURE_SECONDS = 2.0
+FAILURE_SECONDS = 1.0
 """Seconds for which a head that has failed waits until all ranks have read why."""
 LOOK_SECONDS = 0.1
 """Seconds between looks into the directory: no event tells of other machines' files."""

@@ -114,8 +114,8 @@ def lead(rank: Rank, meeting: Meeting, settings: RunSettings, nodes_min: int, co
             with closing(attach(launched.session, kind="tool")) as client:
                 meeting.offer(launched.session)
                 _await_ranks(client, rank, meeting, settings, nodes_min, begun)
-        except BaseException as error:  # Ctrl-C too: the others wait.
-            meeting.fail(str(error) or "it was interrupted", rank.size)
+        except Exception as error:  # The others wait. SIGTERM and Ctrl-C, which are none, end them as well.
+            meeting.fail(str(error), rank.size)
             raise
         return _run(launched, settings, command)
     finally:
@@ -186,11 +186,11 @@ def _run(launched: Launched, settings: RunSettings, command: Sequence[str]) -> i
             return code if code >= 0 else SIGNALLED - code
         if notice is None:
             settings.say(f"the program is killed: it has not ended within {settings.grace:g} s")
-            program.kill()
+            os.kill(program.pid, signal.SIGKILL)
             until = None
         elif notice == signal.SIGTERM and until is None:
             settings.say(f"SIGTERM: the program has {settings.grace:g} s to end")
-            program.terminate()
+            os.kill(program.pid, signal.SIGTERM)  # Popen.terminate would collect it if it has ended.
             until = time.monotonic() + settings.grace
 
 
