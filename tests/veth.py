@@ -70,7 +70,8 @@ class Network:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         for holder in self._holders:
             holder.communicate()
-        subprocess.run(["ip", "link", "delete", "eth0"], capture_output=True, check=False)
+        if os.getpid() in self._pids.values():
+            subprocess.run(["ip", "link", "delete", "eth0"], capture_output=True, check=False)
 
     def _namespace(self) -> int:
         """Make a network namespace; a process in it."""
