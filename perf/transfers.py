@@ -30,7 +30,8 @@ from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.adapters.sockets import Transport
 from zfabric.config import Config, MiB
 from zfabric.machines.common.extents import HEADER_BYTES
-from zfabric.machines.local_scheduler.records import ObjectRecord, Stored
+from zfabric.machines.local_scheduler.object_places import Stored
+from zfabric.machines.local_scheduler.records import ObjectRecord
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import LOCAL_SCHEDULER, OBJECT_STORE, object_id

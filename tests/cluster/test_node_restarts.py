@@ -20,7 +20,8 @@ from tests.sim.world import World
 from zfabric.machines.common.lineage_blocks import entrusted_row, pack_block, read_block
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.tables import pack_row
-from zfabric.machines.local_scheduler.records import ENDING, BorrowedRecord, Stored
+from zfabric.machines.local_scheduler.object_places import Stored
+from zfabric.machines.local_scheduler.records import ENDING, BorrowedRecord
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import (

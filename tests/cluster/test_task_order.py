@@ -13,7 +13,8 @@ from nodes_alone import HOME_A, Nodes
 from scheduler_alone import DRIVER, OWN, Node, ref, row, task_id
 
 import zfabric as zf
-from zfabric.machines.local_scheduler.records import PASSED_SECONDS, Elsewhere
+from zfabric.machines.local_scheduler.object_places import Elsewhere
+from zfabric.machines.local_scheduler.records import PASSED_SECONDS
 from zfabric.machines.local_scheduler.tasks.backpressure import HOLD_SECONDS
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, WORKER, first_attempt

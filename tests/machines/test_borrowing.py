@@ -389,7 +389,7 @@ def test_a_value_that_is_lost_in_the_turn_in_which_it_is_requested_is_not_sent_e
     node.hear(HOME_A, m.Borrow(1, (PUT,)))
     node.told(HOME_A)
     node.scheduler.step(node.now, LOCAL_SCHEDULER + HOME_A, m.FetchValues((PUT,)))
-    node.scheduler.tables.inline.replace(node.scheduler.tables.objects[PUT], None)
+    node.scheduler.tables.objects[PUT].lose(node.scheduler.tables.inline)
     node.turn()
     (values,) = node.told(HOME_A)
     assert values.rows[0][1] == m.FAILED

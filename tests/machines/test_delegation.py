@@ -1205,7 +1205,7 @@ def test_a_value_is_not_made_again_for_a_node_that_has_released_it() -> None:
         (CLIENT + DRIVER, m.Release((ref(0),))),
     ):
         home.scheduler.step(home.now, source, message)
-    home.scheduler.tables.inline.replace(record, None)
+    record.lose(home.scheduler.tables.inline)
     home.turn()
     assert home.scheduler.tables.find(ref(0)) is record, "the row of another task names it"
     assert [message.rows for to, message in home.take(m.FetchedValues)] == [((ref(0), m.OK, (), ()),)]

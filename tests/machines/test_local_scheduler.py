@@ -15,6 +15,7 @@ from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.common.tables import pack_row, unpack_row
 from zfabric.machines.local_scheduler import records, tables
+from zfabric.machines.local_scheduler.object_places import Stored
 from zfabric.machines.local_scheduler.records import DONE, READY
 from zfabric.machines.local_scheduler.tables import NOTICES_MAX
 from zfabric.protocol import effects as e
@@ -965,8 +966,8 @@ def test_reports_of_processes_of_an_ended_job_are_not_retained(node: Node) -> No
 def test_the_count_of_inline_bytes_matches_the_records() -> None:
     inline = tables.Tables(b"", b"", None, b"", b"", Config(), 0, False, ResourcePool(())).inline
     record = records.ObjectRecord(ref(0), None, None)
-    for value in (b"four", b"another", records.Stored(10**9), None, b"", b"one", None):
-        inline.replace(record, value)
+    for value in (b"four", b"another", Stored(10**9), None, b"", b"one", None):
+        record.lose(inline) if value is None else record.arrive(value, inline)
         assert record.value is value
         assert inline.total == (len(value) if isinstance(value, bytes) else 0)
 

@@ -8,7 +8,7 @@ import pytest
 from scheduler_alone import ACTOR_CLASS, CLIENT, DRIVER, OLD, OWN, WORKER, Node, Restarted, died, ref, row, task_id
 
 from zfabric.config import Config
-from zfabric.machines.local_scheduler.records import PENDING, Stored
+from zfabric.machines.local_scheduler.object_places import PENDING, Stored
 from zfabric.machines.worker.baton import Baton
 from zfabric.machines.worker.items import Invocation, Item
 from zfabric.machines.worker.machine import Worker
@@ -319,7 +319,7 @@ def test_a_value_that_is_held_is_made_again_after_the_generator_is_gone() -> Non
     node.complete(node.worker, 0)
     node.complete(node.worker, 1)
     node.send(CLIENT + DRIVER, m.Release((ref(0), ref(1))))
-    node.scheduler.tables.inline.replace(node.scheduler.tables.objects[ref(0, 1)], Stored(9))
+    node.scheduler.tables.objects[ref(0, 1)].arrive(Stored(9), node.scheduler.tables.inline)
     node.sent.clear()
     node.loses(ref(0, 1))
     assert node.dispatched() == [(node.worker, 0, 1)]
@@ -334,7 +334,7 @@ def test_a_value_that_is_held_is_made_again_after_the_generator_is_gone() -> Non
 def test_a_stream_that_has_yielded_a_lost_value_ends_early_and_runs_again() -> None:
     """It may wait for the reader of that value, so nobody waits for its end. That is not one of its retries."""
     node = Fed(("max_retries", 1))
-    node.scheduler.tables.inline.replace(node.scheduler.tables.objects[ref(0, 1)], Stored(9))
+    node.scheduler.tables.objects[ref(0, 1)].arrive(Stored(9), node.scheduler.tables.inline)
     node.sent.clear()
     node.loses(ref(0, 1))
     assert [message.upto for _, message in node.take(m.AllowYields)] == [m.CLOSE]
@@ -356,7 +356,7 @@ def test_a_stream_that_has_not_come_to_a_lost_value_goes_on() -> None:
     node.send(CLIENT + DRIVER, m.Hold((ref(0, 2),)))
     node.makes()
     node.loses(ref(1))
-    node.scheduler.tables.inline.replace(node.scheduler.tables.objects[ref(0, 2)], Stored(9))
+    node.scheduler.tables.objects[ref(0, 2)].arrive(Stored(9), node.scheduler.tables.inline)
     node.loses(ref(0, 2))
     assert node.dispatched() == [(node.worker, 0, 1)]
     node.yields((0, b"A"), attempt=1)

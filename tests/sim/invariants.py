@@ -19,7 +19,8 @@ from tests.sim.programs import LOST, unpack_value
 from tests.sim.surroundings import NodeView
 from tests.sim.workers import CLASSES, WorkerProcess
 from zfabric.machines.local_scheduler.actors.directory import DETACHED
-from zfabric.machines.local_scheduler.records import DONE, ENDING, NO_HOME, AnyObject, BorrowedRecord, Stored, TaskRecord
+from zfabric.machines.local_scheduler.object_places import Stored
+from zfabric.machines.local_scheduler.records import DONE, ENDING, NO_HOME, AnyObject, BorrowedRecord, TaskRecord
 from zfabric.machines.registry.machine import NUMBERS_KEY, TABLE
 from zfabric.machines.worker import Item
 from zfabric.protocol import messages as m

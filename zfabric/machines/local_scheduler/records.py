@@ -16,6 +16,7 @@ from zfabric.machines.common.lineage_blocks import LineageBlock
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.resources import NO_POOL, ResourcePool
 from zfabric.machines.local_scheduler.group_records import GroupPool
+from zfabric.machines.local_scheduler.object_places import PENDING, InlineValues, ObjectPlace, Value, place_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import (
     FIRST_RETURN,
@@ -29,7 +30,7 @@ from zfabric.protocol.ids import (
     object_id,
     tries_of,
 )
-from zfabric.protocol.messages import Row, Rows
+from zfabric.protocol.messages import OK, Row, Rows
 from zfabric.protocol.options import (
     MEMORY,
     NO_ENVIRONMENT,
@@ -62,41 +63,6 @@ PASSED_SECONDS = 1.0
 """How long consumers may pass over other tasks: a chain always has a consumer ready."""
 RESULT_BYTES_PER_SECOND = 1e9
 """Bytes of large results that prefetching counts as one second: 5 MB at most are prefetched."""
-PENDING = -1
-"""The ``status`` of a value that does not exist yet."""
-
-
-class Stored:
-    """The place of a value in this node's object store."""
-
-    __slots__ = ("copies", "size")
-
-    copies: tuple[bytes, ...]
-    """Nodes that may have a copy; unset until one requests it."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-
-class Elsewhere:
-    """The place of this node's value at another node, which retains it."""
-
-    __slots__ = ("asked", "copies", "place", "size")
-
-    def __init__(self, size: int, place: bytes) -> None:
-        self.size = size
-        self.place = place
-        """The node."""
-        self.asked = False
-        """Whether a copy to this node is under way."""
-        self.copies: tuple[bytes, ...] = ()
-
-
-def copies_of(value: Stored | Elsewhere) -> tuple[bytes, ...]:
-    """Nodes that may have further copies."""
-    return getattr(value, "copies", ())
-
-
 NOT_DURABLE = 0
 DURABLE = 1
 """The head's control store may have a copy; its row is deleted with the record."""
@@ -104,30 +70,191 @@ FORMER = 2
 """The same for a value of an earlier program or a dead node; its row stays."""
 
 
-class ObjectRecord:
-    """A value that exists or will exist. ``holders`` is None, one process incarnation, or a set of them.
+class Object:
+    """A value that exists or will exist, and who needs it: a task's only value, or a separate ``ObjectRecord``.
 
-    ``pins`` counts unfinished rows that name the object and live values that contain it: while there are any, the value is retained.
-    ``named`` counts retained rows that name it: while there are any, the row that makes it is retained, though the value may be freed.
+    Only the methods write these fields. ``holders`` is None,
+    one process incarnation, or a set of them. ``pins`` counts unfinished rows that name the object and live values that contain it: while
+    there are any, the value is retained. ``named`` counts retained rows that name it: while there are any, the row that makes it is
+    retained, though the value may be freed. ``fetchers`` have requested the value, and ``dependents`` are tasks that wait for it.
     """
 
-    __slots__ = ("contained", "dependents", "durable", "fetchers", "holders", "id", "named", "pins", "status", "task", "value")
+    __slots__ = ("contained", "dependents", "fetchers", "holders", "named", "pins", "status", "value")
 
-    def __init__(self, identifier: bytes, task: TaskRecord | None, holder: bytes | None) -> None:
-        self.id = identifier
-        self.task = task
+    status: int
+    value: Value | None
+    holders: bytes | set[bytes] | None
+    pins: int
+    named: int
+    contained: tuple[bytes, ...]
+    dependents: list[TaskRecord] | None
+    fetchers: set[bytes] | None
+
+    # -- where the value is --
+
+    @property
+    def place(self) -> ObjectPlace:
+        """Where the value is."""
+        return place_of(self.status, self.value, False)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the value existed and no copy is left."""
+        return self.value is None and self.status == OK
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the value exists, in memory, in the store, or at another node that retains it."""
+        return self.value is not None and self.status == OK
+
+    def arrive(self, value: Value, inline: InlineValues) -> None:
+        """Enter the value, or its place, or its next place."""
+        inline.replaced(self.value, value)
+        self.status = OK
+        self.value = value
+
+    def fail(self, status: int, payload: bytes, inline: InlineValues) -> None:
+        """Enter an error in place of the value."""
+        inline.replaced(self.value, payload)
+        self.status = status
+        self.value = payload
+
+    def lose(self, inline: InlineValues) -> None:
+        """Drop the value: no copy is left, or nobody needs it. An error only loses its text."""
+        inline.replaced(self.value, None)
+        if self.status == PENDING:
+            self.status = OK
+        self.value = None
+
+    def expect(self, inline: InlineValues) -> None:
+        """Await the value, perhaps once more."""
+        inline.replaced(self.value, None)
         self.status = PENDING
-        self.value: bytes | Stored | Elsewhere | None = None
-        self.holders: bytes | set[bytes] | None = holder
-        self.pins = 0
+        self.value = None
+
+    def contain(self, refs: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """Set the refs inside the value. Return those before."""
+        before, self.contained = self.contained, refs
+        return before
+
+    # -- who needs it --
+
+    def add_holder(self, process: bytes) -> None:
+        """Register a holder. Idempotent."""
+        holders = self.holders
+        if holders is None:
+            self.holders = process
+        elif type(holders) is set:
+            holders.add(process)
+        elif holders != process:
+            self.holders = {holders, process}  # type: ignore[arg-type]
+
+    def drop_holder(self, process: bytes) -> None:
+        """Remove a holder. Idempotent."""
+        holders = self.holders
+        if type(holders) is set:
+            holders.discard(process)
+            if not holders:
+                self.holders = None
+        elif holders == process:
+            self.holders = None
+
+    @property
+    def all_holders(self) -> frozenset[bytes]:
+        """The holders."""
+        holders = self.holders
+        return frozenset() if holders is None else frozenset(holders) if isinstance(holders, set) else frozenset({holders})
+
+    def pin(self) -> None:
+        """Count one more unfinished row that names the object, or value that contains it."""
+        self.pins += 1
+
+    def unpin(self) -> None:
+        """Undo one ``pin``."""
+        self.pins -= 1
+
+    def retain_row(self) -> None:
+        """Count one more retained row that names the object."""
+        self.named += 1
+
+    def release_row(self) -> None:
+        """Undo one ``retain_row``."""
+        self.named -= 1
+
+    def forget_rows(self) -> None:
+        """Count the retained rows anew."""
         self.named = 0
-        self.contained: tuple[bytes, ...] = ()
-        self.dependents: list[TaskRecord] | None = None
-        self.fetchers: set[bytes] | None = None
-        self.durable = NOT_DURABLE
+
+    def add_fetchers(self, *incarnations: bytes) -> None:
+        """Note processes and nodes that have requested the value."""
+        if self.fetchers is None and incarnations:
+            self.fetchers = set(incarnations)
+        elif self.fetchers is not None:
+            self.fetchers.update(incarnations)
+
+    def drop_fetcher(self, incarnation: bytes) -> None:
+        """Forget the request of a process or node."""
+        if self.fetchers is not None:
+            self.fetchers.discard(incarnation)
+
+    def take_fetchers(self) -> list[bytes]:
+        """Remove and return who has requested the value, sorted."""
+        fetchers, self.fetchers = self.fetchers, None
+        return sorted(fetchers or ())
+
+    def add_dependent(self, task: TaskRecord) -> None:
+        """Note a task that waits for the value."""
+        if self.dependents is None:
+            self.dependents = []
+        self.dependents.append(task)
+
+    def take_dependents(self) -> list[TaskRecord]:
+        """Remove and return the tasks that wait for the value."""
+        dependents, self.dependents = self.dependents, None
+        return dependents or []
+
+    def join(self, other: Object, inline: InlineValues) -> bool:
+        """Take over the users of another record of this object, and its outcome if none is here. Return whether it had one to give.
+
+        The other record must be in no table; a pin keeps it from being freed where a list still has it.
+        """
+        for holder in sorted(other.all_holders):
+            self.add_holder(holder)
+        self.pins += other.pins
+        self.named += other.named
+        self.add_fetchers(*(other.fetchers or ()))
+        for task in other.take_dependents():
+            self.add_dependent(task)
+        is_taken = other.status != PENDING and not other.is_lost and (self.status == PENDING or self.is_lost)
+        if is_taken:
+            self.status, self.value, other.value = other.status, other.value, None
+        if is_taken or not self.contained:
+            self.contained = other.contained
+        other.lose(inline)
+        other.holders, other.pins, other.fetchers = None, 1, None
+        return is_taken
+
+
+class ObjectRecord(Object):
+    """An object that is not the only value of a task here: a ``put``, one of several values, a result of a call."""
+
+    __slots__ = ("durable", "id", "task")
 
     home = b""
     """The node that is the object's home; empty for this one."""
+
+    def __init__(self, identifier: bytes, task: TaskRecord | None, holder: bytes | None, durable: int = NOT_DURABLE) -> None:
+        self.id = identifier
+        self.task = task
+        self.status = PENDING
+        self.value = None
+        self.holders = holder
+        self.pins = 0
+        self.named = 0
+        self.contained = ()
+        self.dependents = None
+        self.fetchers = None
+        self.durable = durable
 
     @property
     def object_id(self) -> bytes:
@@ -161,11 +288,25 @@ class BorrowedRecord(ObjectRecord):
         """Whether the home retains its row for rows of this node, or is about to."""
 
     @property
+    def place(self) -> ObjectPlace:
+        """Where the value is."""
+        return place_of(self.status, self.value, bool(self.asked))
+
+    @property
     def is_needed(self) -> bool:
         """Whether this node needs the object. The home's hold here does not count."""
         holders = self.holders
         held = holders is not None and (len(holders - {self.home}) > 0 if isinstance(holders, set) else holders != self.home)
         return held or self.pins > 0
+
+    def ask(self) -> None:
+        """Note that the value is requested at its home."""
+        self.asked = self.home
+
+    def expect(self, inline: InlineValues) -> None:
+        """Await the value, perhaps once more; it is to be requested again."""
+        super().expect(inline)
+        self.asked = b""
 
 
 class ReferenceWatch:
@@ -193,30 +334,22 @@ class RefusedRow(NamedTuple):
     """The home."""
 
 
-class TaskRecord:
+class TaskRecord(Object):
     """One task, with its value if it has exactly one. Uncommon fields are in ``rare``, which most tasks never have."""
 
     __slots__ = (
         "attempt",
         "block",
-        "contained",
-        "dependents",
-        "fetchers",
         "function",
-        "holders",
-        "named",
         "outputs",
-        "pins",
         "rare",
         "row",
         "state",
-        "status",
         "submitter",
-        "value",
         "worker",
     )
 
-    def __init__(self, row: Row, function: FunctionRecord, submitter: bytes, attempt: int) -> None:
+    def __init__(self, row: Row, function: FunctionRecord, submitter: bytes, attempt: int, holder: bytes | None) -> None:
         self.row = row
         self.function = function
         self.submitter = submitter
@@ -224,13 +357,13 @@ class TaskRecord:
         self.attempt = attempt
         self.worker: WorkerRecord | None = None
         self.status = PENDING
-        self.value: bytes | Stored | Elsewhere | None = None
-        self.holders: bytes | set[bytes] | None = submitter
+        self.value = None
+        self.holders = holder
         self.pins = 0
         self.named = 0
-        self.contained: tuple[bytes, ...] = ()
-        self.dependents: list[TaskRecord] | None = None
-        self.fetchers: set[bytes] | None = None
+        self.contained = ()
+        self.dependents = None
+        self.fetchers = None
         self.outputs: tuple[ObjectRecord, ...] | None = None
         self.block: Any = None
         self.rare: TaskExtras | None = None
@@ -323,6 +456,15 @@ class TaskRecord:
         self.function.done += 1
         self.state = DONE
         self.worker = None
+
+    def make_outputs(self, count: int) -> None:
+        """Make the records of values for a task with ``count`` != 1 returns. Its holder holds these, and no longer the task."""
+        holder, self.holders = self.holders, None
+        self.outputs = tuple(ObjectRecord(object_id(self.id, index), self, holder) for index in range(count))  # type: ignore[arg-type]
+
+    def end_as(self, status: int) -> None:
+        """Set the outcome of a task that is no value itself: it returns none, or several."""
+        self.status = status
 
     def values(self) -> tuple[TaskRecord | ObjectRecord, ...]:
         """Records of its values: the task itself, or separate ones."""
@@ -1121,11 +1263,6 @@ def attempt_text(task: TaskRecord, max_retries: int) -> str:
     """An attempt and those allowed, such as "2 of 4". ``max_retries`` is the default."""
     number, most = tries_of(task.attempt) + 1, task.option("max_retries", max_retries) + 1
     return f"{number} of {most}" if number <= most else str(number)  # Otherwise retries are unlimited, or a lost value was rebuilt.
-
-
-def make_outputs(task: TaskRecord, count: int) -> None:
-    """Make the records of values for a task with ``count`` != 1 returns."""
-    task.outputs = tuple(ObjectRecord(object_id(task.id, index), task, task.submitter) for index in range(count))
 
 
 def prefixes_of(task: TaskRecord, earlier: int = ATTEMPTS_LOOKED_AT) -> set[bytes]:

@@ -11,18 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
-from zfabric.machines.local_scheduler.records import (
-    DONE,
-    DURABLE,
-    NO_HOME,
-    PENDING,
-    AnyObject,
-    BorrowedRecord,
-    Elsewhere,
-    Stored,
-    StreamRecord,
-    TaskRecord,
-)
+from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
+from zfabric.machines.local_scheduler.records import DONE, DURABLE, NO_HOME, AnyObject, BorrowedRecord, StreamRecord, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import ActorUnreferenced, ObjectUnreferenced, StreamUnreferenced
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, is_call, is_put
@@ -79,7 +69,7 @@ class References:
             if record is None:
                 unknown.append(object_id)
             else:
-                add_holder(record, process)
+                record.add_holder(process)
                 if isinstance(record, BorrowedRecord):
                     self.tables.first_held.append(record)
         return unknown
@@ -109,7 +99,7 @@ class References:
                 elif self.tables.streams:
                     spare.append(record)
             elif type(record.holders) is set:
-                drop_holder(record, process)
+                record.drop_holder(process)
                 spare.append(record)
                 if type(record.value) is bytes and record.status == OK:
                     self.move_to_arena(record)
@@ -124,19 +114,19 @@ class References:
         """
         if record.status == OK and self.tables.store_address is not None:
             self.tables.absorbed.append((record.object_id, record.value, False))
-            self.tables.inline.replace(record, Stored(len(record.value)))  # type: ignore[arg-type]
+            record.arrive(Stored(len(record.value)), self.tables.inline)  # type: ignore[arg-type]
 
     def process_gone(self, process: bytes) -> None:
         """Release everything that a dead process held or requested. Visits every record."""
         for table in (self.tables.tasks, self.tables.objects):
             for record in table.values():
                 if record.fetchers is not None:
-                    record.fetchers.discard(process)
+                    record.drop_fetcher(process)
                     if record.home:
                         self.tables.spare.append(record)
                 holders = record.holders
                 if holders == process or (type(holders) is set and process in holders):
-                    drop_holder(record, process)
+                    record.drop_holder(process)
                     self.tables.spare.append(record)
         locating = self.tables.locating
         for object_id in [each for each, askers in locating.items() if process in askers]:
@@ -166,14 +156,14 @@ class References:
         for object_id in object_ids:
             record = self.tables.find(object_id)
             if record is not None:
-                record.pins += 1
+                record.pin()
 
     def unpin(self, object_ids: Iterable[bytes]) -> None:
         """Undo one ``pin`` of each object."""
         for object_id in object_ids:
             record = self.tables.find(object_id)
             if record is not None:
-                record.pins -= 1
+                record.unpin()
                 if record.pins <= 0:
                     self.tables.spare.append(record)
 
@@ -182,7 +172,7 @@ class References:
         for object_id in named_by(task):
             record = self.tables.find(object_id)
             if record is not None:
-                record.named += 1
+                record.retain_row()
 
     def may_be_dropped(self, task: TaskRecord) -> bool:
         """Whether a task's values need no copy on disk: it is deterministic, and tasks make all that it needs.
@@ -251,7 +241,7 @@ class References:
             value = record.value
             if record.status == OK and type(value) is bytes and len(value) >= ABSORB_BYTES_MIN:
                 tables.absorbed.append((record.object_id, value, record.task is not None and self.may_be_dropped(record.task)))
-                inline.replace(record, Stored(len(value)))
+                record.arrive(Stored(len(value)), inline)
             if inline.total <= limit:
                 return False
             if looked >= COLLECT_PER_TURN:
@@ -268,7 +258,8 @@ class References:
             self.tables.freed.append(record.object_id)
         elif isinstance(record.value, Elsewhere):
             self.tables.given_up.append((record.value.place, record.object_id))
-        self.tables.inline.replace(record, None)
+        if record.value is not None:
+            record.lose(self.tables.inline)
 
     def _free(self, record: AnyObject) -> None:
         if self.tables.watches and not record.home and record.object_id in self.tables.watches:
@@ -339,8 +330,7 @@ class References:
             self.tables.given_up.append((record.home, record.id))
             record.borrowed = False
         if record.named > 0:
-            record.status = PENDING
-            record.asked = b""
+            record.expect(self.tables.inline)
             if not record.row_retained:
                 record.row_retained = True
                 self.tables.to_retain.append(record)
@@ -356,7 +346,7 @@ class References:
             record = self.tables.find(object_id)
             if record is not None and object_id not in retained:
                 retained.add(object_id)
-                record.named += 1
+                record.retain_row()
 
     def release_rows_for(self, node: bytes, object_ids: Iterable[bytes]) -> None:
         """Undo ``retain_rows_for``."""
@@ -366,7 +356,7 @@ class References:
             if object_id in retained:
                 retained.discard(object_id)
                 if record is not None:
-                    record.named -= 1
+                    record.release_row()
                     self.tables.spare.append(record)
         if not retained:
             self.tables.retained_rows.pop(node, None)
@@ -379,8 +369,7 @@ class References:
     def _empty(self, record: AnyObject) -> None:
         self.clear(record)
         if record.contained:
-            contained, record.contained = record.contained, ()
-            self.unpin(contained)
+            self.unpin(record.contain(()))
 
     def _forget_orphan(self, object_id: bytes) -> None:
         values = self.tables.orphans.get(object_id[:TASK_BYTES])
@@ -427,7 +416,7 @@ class References:
                 record = self.tables.find(object_id)
                 if record is None:
                     continue
-                record.named -= 1
+                record.release_row()
                 if record.named <= 0 and (record.status != PENDING or record.home):
                     self.tables.spare.append(record)
 
@@ -470,31 +459,3 @@ def named_by(task: TaskRecord) -> tuple[bytes, ...]:
     """Objects that a row names: dependencies, and refs inside its arguments."""
     dependencies: tuple[bytes, ...] = task.row[3]
     return dependencies + task.contains() if len(task.row) > 4 else dependencies
-
-
-def add_holder(record: AnyObject, process: bytes) -> None:
-    """Register a holder. Idempotent."""
-    holders = record.holders
-    if holders is None:
-        record.holders = process
-    elif type(holders) is set:
-        holders.add(process)
-    elif holders != process:
-        record.holders = {holders, process}  # type: ignore[arg-type]
-
-
-def holders_of(record: AnyObject) -> frozenset[bytes]:
-    """The holders of a record."""
-    holders = record.holders
-    return frozenset() if holders is None else frozenset(holders) if isinstance(holders, set) else frozenset({holders})
-
-
-def drop_holder(record: AnyObject, process: bytes) -> None:
-    """Remove a holder. Idempotent."""
-    holders = record.holders
-    if type(holders) is set:
-        holders.discard(process)
-        if not holders:
-            record.holders = None
-    elif holders == process:
-        record.holders = None

@@ -8,7 +8,7 @@ from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.names import ActorNames
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.objects.values import Values
-from zfabric.machines.local_scheduler.records import FunctionRecord, JobRecord, TaskRecord, make_outputs
+from zfabric.machines.local_scheduler.records import FunctionRecord, JobRecord, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.admission import Admission
 from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
@@ -71,6 +71,7 @@ class Submission:
             return
         tasks, functions, add_row = self.tables.tasks, job.functions, self.blocks.add
         self.blocks.now = now
+        holder = process.incarnation if process.ready else None  # While a process registers, only ``Hold`` makes it a holder.
         submitter, retains_rows, first = process.incarnation, self.tables.config.lineage, self.tables.first_attempt
         orphans = self.values.take_orphans(message.rows) if self.tables.orphans else ()
         for row in message.rows:
@@ -83,10 +84,8 @@ class Submission:
             if function is None:
                 self.admission.refuse_unknown(process, row)
                 continue
-            task = tasks[task_id] = TaskRecord(row, function, submitter, first)
+            task = tasks[task_id] = TaskRecord(row, function, submitter, first, holder)
             function.received += 1
-            if not process.ready:
-                task.holders = None  # While a process registers, only ``Hold`` makes it a holder.
             if retains_rows:
                 task.block = add_row(row)
             if function.plain and not row[3] and len(row) == 4:
@@ -114,9 +113,8 @@ class Submission:
         """
         self.blocks.now = now
         function = job.functions[row[FUNCTION_ID]]
-        task = self.tables.tasks[row[TASK_ID]] = TaskRecord(row, function, b"", self.tables.first_attempt)
+        task = self.tables.tasks[row[TASK_ID]] = TaskRecord(row, function, b"", self.tables.first_attempt, None)
         function.received += 1
-        task.holders = None
         if self.tables.config.lineage:
             task.block = self.blocks.add(row)
         self._admit(task, now, durable_first=True)
@@ -134,12 +132,9 @@ class Submission:
             self.streams.begin(task)
         count = task.option("num_returns", 1)
         if count != 1:
-            make_outputs(task, count)
+            task.make_outputs(count)
             for record in task.outputs or ():
-                record.holders = task.holders
                 self.tables.objects[record.object_id] = record
-            if count == 0:
-                task.holders = None
         self.admission.set_terms(task, now)
         if task.function.actor is None:
             self.admission.resolve(task)

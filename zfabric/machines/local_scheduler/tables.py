@@ -11,17 +11,15 @@ from zfabric.machines.common.resources import ResourcePool, covers
 from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord, GuestRecord, RemoteActorRecord
 from zfabric.machines.local_scheduler.due import OWED, PartDeadlines
 from zfabric.machines.local_scheduler.group_records import Bundle, GroupPool, GroupRecord, KnownGroup
-from zfabric.machines.local_scheduler.inline_values import InlineValues
 from zfabric.machines.local_scheduler.latencies import Latencies
+from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, InlineValues, Stored
 from zfabric.machines.local_scheduler.promises import Promises
 from zfabric.machines.local_scheduler.records import (
     HOSTING,
     NO_HOME,
-    PENDING,
     QUEUES_MOST,
     AnyObject,
     BorrowedRecord,
-    Elsewhere,
     EntrustedRow,
     JobRecord,
     NodeRecord,
@@ -32,7 +30,6 @@ from zfabric.machines.local_scheduler.records import (
     RelayedStream,
     Shape,
     ShapeQueue,
-    Stored,
     StreamRecord,
     TaskRecord,
     WorkerRecord,
@@ -364,7 +361,7 @@ class Tables:
                 value.asked = True
                 self.to_fetch.append(record)
         elif isinstance(record, BorrowedRecord) and record.status == PENDING and not record.asked:
-            record.asked = record.home
+            record.ask()
             self.to_fetch.append(record)
 
     def protect(self, record: AnyObject) -> None:

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zfabric.machines.local_scheduler.due import WAITS
-from zfabric.machines.local_scheduler.records import ASSIGNED, PENDING, WAITING, BlockedTask, JobRecord, TaskRecord, WorkerRecord
+from zfabric.machines.local_scheduler.object_places import PENDING
+from zfabric.machines.local_scheduler.records import ASSIGNED, WAITING, BlockedTask, JobRecord, TaskRecord, WorkerRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.protocol import messages as m

@@ -16,9 +16,10 @@ from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, worker_of
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.due import RETIRING
+from zfabric.machines.local_scheduler.object_places import PENDING
 from zfabric.machines.local_scheduler.objects.streams import Streams
-from zfabric.machines.local_scheduler.records import DONE, PENDING, Elsewhere, JobRecord, NodeRecord, Stored, TaskRecord, WorkerRecord
-from zfabric.machines.local_scheduler.references import References, add_holder, named_by
+from zfabric.machines.local_scheduler.records import DONE, JobRecord, NodeRecord, TaskRecord, WorkerRecord
+from zfabric.machines.local_scheduler.references import References, named_by
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
@@ -143,7 +144,7 @@ class ActorDirectory:
             record.arguments = before.arguments
         task.facts()  # Extra fields keep it from the short way of release: its last handle ends an actor.
         if record.detached:
-            add_holder(task, DETACHED)
+            task.add_holder(DETACHED)
         self._retain_arguments(record)
         return record
 
@@ -484,8 +485,7 @@ class ActorDirectory:
             record = self.records.get(task.id)
             if record is not None and record.returning and node.inflight.pop(task.id, None) is not None:
                 task.finish()
-                task.status = OK
-                self.tables.inline.replace(task, b"actor")
+                task.arrive(b"actor", self.tables.inline)
                 self.references.unpin(named_by(task))
                 record.returning = False
                 self._lost_elsewhere(record, b"", cause, "", (("node", node.token.hex()),), node.draining)
@@ -532,7 +532,7 @@ class ActorDirectory:
     def _make_again(self, record: ActorRecord) -> str:
         """Run the task of an actor again. Return why that is impossible, or an empty string."""
         task = record.task
-        self.forget_value(task)
+        self.references.clear(task)
         return self.rebuilding.rebuild(task, "its actor is to be restarted")
 
     def of(self, job: JobRecord) -> list[ActorRecord]:
@@ -545,14 +545,6 @@ class ActorDirectory:
             if not record.detached and record.task.holders is None and record.task.pins <= 0 and record.state != DEAD:
                 record.killed = reason
                 self._end(record, reason)
-
-    def forget_value(self, task: TaskRecord) -> None:
-        """Free the value of an actor's task, so that the task can run again."""
-        if type(task.value) is Stored:
-            self.tables.freed.append(task.object_id)
-        elif isinstance(task.value, Elsewhere):
-            self.tables.given_up.append((task.value.place, task.object_id))
-        self.tables.inline.replace(task, None)
 
     def job_ended(self, job: JobRecord) -> None:
         """Remove all records of a job's actors, and notify callers of other jobs."""
@@ -630,8 +622,8 @@ class ActorDirectory:
         """Restore an actor on another node, which reports its creation again."""
         self.references.revive(task)
         self.references.pin(named_by(task))
-        self.forget_value(task)
-        task.status = PENDING
+        self.references.clear(task)
+        task.expect(self.tables.inline)
         task.attempt = attempt
         task.ready()
         task.assign(node)

@@ -8,7 +8,8 @@ that makes no actor.
 from __future__ import annotations
 
 from zfabric.machines.common.resources import ResourcePool
-from zfabric.machines.local_scheduler.records import PENDING, TaskRecord
+from zfabric.machines.local_scheduler.object_places import PENDING
+from zfabric.machines.local_scheduler.records import TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.admission import Admission
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -60,9 +61,9 @@ class Remakes:
         if self.tables.nodes:  # The log is here, wherever the actor lives.
             options += (("strategy", HERE),)
         first = self.tables.first_attempt
-        task = TaskRecord((prefix + pack_counter(self._begun), maker.row[1], *arguments, options), maker.function, b"", first)
+        task = TaskRecord((prefix + pack_counter(self._begun), maker.row[1], *arguments, options), maker.function, b"", first, None)
         maker.function.received += 1
-        task.holders, task.outputs = None, ()
+        task.outputs = ()
         self.tables.tasks[task.id] = task
         self._wanted[task.id] = identifier
         self.admission.set_terms(task, 0.0)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from zfabric.machines.local_scheduler.actors.directory import DETACHED, ActorDirectory
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.records import DONE, JobRecord, ProcessRecord
-from zfabric.machines.local_scheduler.references import holders_of
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.local_scheduler.transitions import DetachedActorsChanged
@@ -93,7 +92,7 @@ class DetachedActors:
         if any(each.detached and each.state != DEAD and not each.killed and _in(each.id, job) for each in records.values()):
             return True
         tasks = self.tables.tasks.values() if self.tables.unsettled is not None else ()
-        return any(DETACHED in holders_of(task) and task.id not in records and _in(task.id, job) for task in tasks)
+        return any(DETACHED in task.all_holders and task.id not in records and _in(task.id, job) for task in tasks)
 
     # -- other nodes --
 
@@ -154,7 +153,7 @@ class DetachedActors:
         unheld = [
             task
             for task in self.tables.tasks.values()
-            if task.submitter == driver and task.state != DONE and not any(map(holders_of, task.values())) and _in(task.id, job)
+            if task.submitter == driver and task.state != DONE and not any(value.holders for value in task.values()) and _in(task.id, job)
         ]
         for task in self.stopping.with_children(unheld):
             if not task.option("detached", False):

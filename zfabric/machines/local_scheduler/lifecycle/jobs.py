@@ -195,9 +195,11 @@ class Jobs:
         processes = self.tables.processes
         waited_for = [each for each in self.tables.values() if each.fetchers or each.dependents]
         for record in [each for each in waited_for if each.object_id[:JOB_BYTES] == job.id]:
-            waiting = (processes.get(each) for each in record.fetchers or ())
-            record.fetchers = {each.incarnation for each in waiting if each is not None and each.job is not job} or None
-            record.dependents = [each for each in record.dependents or () if each.id[:JOB_BYTES] != job.id] or None
+            waiting = map(processes.get, record.take_fetchers())
+            record.add_fetchers(*(each.incarnation for each in waiting if each is not None and each.job is not job))
+            for task in record.take_dependents():
+                if task.id[:JOB_BYTES] != job.id:
+                    record.add_dependent(task)
             if record.fetchers or record.dependents:
                 text = f"object {short(record.object_id)} is not known here any more: its job has ended"
                 self.outcomes.set_failure(record, FAILED, pack_failure("ObjectFreedError", text))

@@ -34,6 +34,7 @@ from zfabric.machines.local_scheduler.actors.directory import DETACHED, ActorDir
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.lifecycle.retained_rows import RetainedRows
+from zfabric.machines.local_scheduler.object_places import PENDING, Stored
 from zfabric.machines.local_scheduler.objects.call_results import CallResults
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.objects.values import Values
@@ -44,18 +45,15 @@ from zfabric.machines.local_scheduler.records import (
     HOSTING,
     LEASED,
     NO_HOME,
-    PENDING,
     AnyObject,
     BorrowedRecord,
     JobRecord,
     ObjectRecord,
-    Stored,
     TaskRecord,
     WorkerRecord,
-    make_outputs,
     prefixes_of,
 )
-from zfabric.machines.local_scheduler.references import References, add_holder, named_by
+from zfabric.machines.local_scheduler.references import References, named_by
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.admission import Admission
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
@@ -267,7 +265,7 @@ class Recovery:
 
     def _count_rows(self) -> None:
         for record in self._values():
-            record.named = 0
+            record.forget_rows()
         for task in self.tables.tasks.values():
             if names_objects(task.row) and not task.function.delegated:
                 self.references.retain_row(task)
@@ -344,9 +342,9 @@ class Recovery:
         size = self._stored.get(object_id)
         if size is not None and self.tables.find(object_id) is None:
             record = self.tables.objects[object_id] = BorrowedRecord(object_id, home)
-            add_holder(record, home)
-            self.outcomes.set_value(record, None, contained, b"", False)
-            self.tables.inline.replace(record, Stored(size))
+            record.add_holder(home)
+            record.arrive(Stored(size), self.tables.inline)
+            self.outcomes.contain(record, contained)
 
     def _each(self, kind: type[Any], action: Any) -> None:
         for source, message in self._reports:
@@ -363,15 +361,12 @@ class Recovery:
         function = job.functions.get(row[1])
         if function is None:
             return None
-        task = TaskRecord(row, function, submitter, self.tables.first_attempt)
+        task = TaskRecord(row, function, submitter, self.tables.first_attempt, None)
         function.received += 1
         count = task.option("num_returns", 1)
         if count != 1:
-            make_outputs(task, count)
+            task.make_outputs(count)
             self.tables.objects.update((record.object_id, record) for record in task.outputs or ())
-        task.holders = None
-        for record in task.values():
-            record.holders = None
         kept = self._rows.get(task.id)
         if kept is not None and kept[0] == row:
             task.block = kept[1]
@@ -427,8 +422,7 @@ class Recovery:
             return False
         task.attempt = attempt
         task.finish()
-        task.status = OK
-        self.tables.inline.replace(task, b"actor")
+        task.arrive(b"actor", self.tables.inline)
         self.admission.set_terms(task, 0.0)
         self.actors.adopt(task, worker)
         return True
@@ -443,7 +437,7 @@ class Recovery:
                 self.known(task_id + FIRST_RETURN)
                 task = self.tables.tasks.get(task_id)
                 if task is not None:
-                    add_holder(task, DETACHED)
+                    task.add_holder(DETACHED)
 
     def _enter_running(self, source: Address, message: m.RunningTasks) -> None:
         worker = self.tables.worker_of(source)
@@ -527,12 +521,16 @@ class Recovery:
             record = self._orphan(object_id)
         if type(value) is tuple:
             self.tables.sealed.append((object_id, value[0], value[1], process, False))
-        if record.value is None:
-            record.status = status
-            if status != OK:
-                self.tables.note_failure(record)
-            record.contained = contained or (refs_in(value) if status != OK and type(value) is bytes else ())
-            self.tables.inline.replace(record, Stored(value[1]) if type(value) is tuple else value)
+        if record.value is not None:
+            return
+        if status != OK:
+            record.fail(status, value, self.tables.inline)
+            self.tables.note_failure(record)
+        elif value is None:
+            record.lose(self.tables.inline)
+        else:
+            record.arrive(Stored(value[1]) if type(value) is tuple else value, self.tables.inline)
+        record.contain(contained or (refs_in(value) if status != OK else ()))
 
     def _take_expect(self, source: Address, message: m.ExpectResults) -> None:
         """Restore promised results of calls, some already in the arena, and the unfinished streams of actors."""
@@ -547,9 +545,8 @@ class Recovery:
         self.streams.claim(message.object_ids)
         for object_id in self.references.hold(message.object_ids, source[1:]):
             record = self.tables.objects[object_id] = ObjectRecord(object_id, None, source[1:])
-            record.status = FAILED
             text = f"object {short(object_id)} is lost: nothing that would tell of it survived its node's daemon"
-            self.tables.inline.replace(record, pack_failure("ObjectLostError", text))
+            record.fail(FAILED, pack_failure("ObjectLostError", text), self.tables.inline)
             self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = True
 
     def _unreported(self) -> dict[bytes, tuple[WorkerRecord, int]]:
@@ -566,16 +563,16 @@ class Recovery:
 
     def _take_stored(self, task: TaskRecord) -> None:
         for record in task.values():
-            if record.status == PENDING and self._enter_value(record):
-                record.status = OK
+            if record.status == PENDING:
+                self._enter_value(record)
 
     def _enter_value(self, record: AnyObject) -> bool:
         """Give an object its found value and the refs inside. Return False if none was found."""
         size = self._stored.get(record.object_id)
         if size is None:
             return False
-        self.tables.inline.replace(record, Stored(size))
-        record.contained = self._inside.get(record.object_id, ())
+        record.arrive(Stored(size), self.tables.inline)
+        record.contain(self._inside.get(record.object_id, ()))
         if record.contained:
             self._entered_values.append(record)
         return True
@@ -592,8 +589,8 @@ class Recovery:
         """Set the state of an unfinished task: done if its values exist, assigned if a worker reports it, else waiting or ready."""
         values = task.values()
         if worker is not None and task.function.actor is not None and task.status != PENDING:
-            self.actors.forget_value(task)  # The actor had lived before, and is being created again there.
-            task.status = PENDING
+            self.references.clear(task)  # The actor had lived before, and is being created again there.
+            task.expect(self.tables.inline)
         if values and all(record.status != PENDING for record in values):
             task.finish()
             process = self.tables.processes.get(task.submitter)
@@ -700,15 +697,13 @@ class Recovery:
             return
         if object_id in self._stored:
             record = self._orphan(object_id)
-            record.status = OK
             self._enter_value(record)
         elif self.tables.maker_of(object_id) is not None:
             record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
-            record.status = OK  # Without a value: it is rebuilt on request.
+            record.lose(self.tables.inline)  # It is rebuilt on request.
         elif is_put(object_id):
-            put = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
-            put.durable = DURABLE  # If it was not durable, the control store will not find it.
-            self.rebuilding.make_available(put, "its node's daemon died")
+            put = self.tables.objects[object_id] = ObjectRecord(object_id, None, None, DURABLE)
+            self.rebuilding.make_available(put, "its node's daemon died")  # The control store has it if it was durable.
 
     def _orphan(self, object_id: bytes) -> ObjectRecord:
         record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
@@ -735,11 +730,11 @@ class Recovery:
             if task is None:
                 continue
             task.finish()
-            for record in (task, *task.values()):
-                record.status = OK
+            if task.outputs is not None:
+                task.end_as(OK)
             for record in task.values():
                 if not self._enter_value(record):
-                    self.tables.inline.replace(record, None)
+                    record.lose(self.tables.inline)
             restored.append(task)
             agenda.extend(identifier[:TASK_BYTES] for identifier in named_by(task))
         for task in restored:
@@ -754,4 +749,4 @@ class Recovery:
         for identifier in named_by(task) if self.tables.streams else ():
             stream = self.tables.streams.get(identifier[:TASK_BYTES])
             if stream is not None and stream.owner.task is not None and self.tables.find(identifier) is None:
-                self.tables.value_of(stream, identifier).status = OK
+                self.tables.value_of(stream, identifier).lose(self.tables.inline)

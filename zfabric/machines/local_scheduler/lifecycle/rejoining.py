@@ -17,7 +17,8 @@ from zfabric.machines.local_scheduler.due import REJOINING, STARTING_WORKERS
 from zfabric.machines.local_scheduler.lifecycle.jobs import ELSEWHERE, Jobs
 from zfabric.machines.local_scheduler.lifecycle.recovery import HELD, HELD_QUERIES, Recovery
 from zfabric.machines.local_scheduler.lifecycle.retained_rows import RetainedRows
-from zfabric.machines.local_scheduler.records import JobRecord, ProcessRecord, Stored, WorkerRecord
+from zfabric.machines.local_scheduler.object_places import Stored
+from zfabric.machines.local_scheduler.records import JobRecord, ProcessRecord, WorkerRecord
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool

@@ -22,8 +22,9 @@ from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.orphans import Orphans
 from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
+from zfabric.machines.local_scheduler.object_places import PENDING
 from zfabric.machines.local_scheduler.objects.streams import Streams
-from zfabric.machines.local_scheduler.records import PENDING, BorrowedRecord
+from zfabric.machines.local_scheduler.records import BorrowedRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
@@ -168,8 +169,7 @@ class Borrowing:
         self._behind = deque(each for each in self._behind if each[1] != node)
         self._released.pop(node, None)
         for record in self.tables.values():
-            if record.fetchers is not None:
-                record.fetchers.discard(node)
+            record.drop_fetcher(node)
             if isinstance(record, BorrowedRecord) and record.status == PENDING and record.asked == node:
                 self.tables.to_fetch.append(record)
 

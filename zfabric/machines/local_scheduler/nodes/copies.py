@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from zfabric.machines.local_scheduler.records import AnyObject, Elsewhere, ProcessRecord, Stored, copies_of
+from zfabric.machines.local_scheduler.object_places import Elsewhere, Stored, copies_of
+from zfabric.machines.local_scheduler.records import AnyObject, ProcessRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import AgentReady
 from zfabric.protocol import messages as m

@@ -15,7 +15,7 @@ from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.records import BorrowedRecord, FunctionRecord
-from zfabric.machines.local_scheduler.references import References, add_holder
+from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.submission import Submission
 from zfabric.machines.local_scheduler.tables import Tables
@@ -118,7 +118,7 @@ class DetachedCreation:
         if isinstance(record, BorrowedRecord):
             record.borrowed = True
             if process:
-                add_holder(record, process)
+                record.add_holder(process)
             else:
                 self.tables.spare.append(record)
 

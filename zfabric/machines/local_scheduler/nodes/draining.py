@@ -22,8 +22,8 @@ from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.guests import Guests
 from zfabric.machines.local_scheduler.nodes.placement.back import Returns
-from zfabric.machines.local_scheduler.records import DONE, IDLE, PENDING, AnyObject, BorrowedRecord, Elsewhere, JobRecord, Stored
-from zfabric.machines.local_scheduler.references import holders_of
+from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
+from zfabric.machines.local_scheduler.records import DONE, IDLE, AnyObject, BorrowedRecord, JobRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import DRAINED, EndNode
@@ -164,7 +164,7 @@ class Draining:
         """Values that others need and may lack: the node that is to copy each."""
         found: dict[bytes, bytes] = {}
         for record in self.tables.values():
-            nodes = [each for each in sorted(holders_of(record)) if each in self.tables.nodes]
+            nodes = [each for each in sorted(record.all_holders) if each in self.tables.nodes]
             if isinstance(record, BorrowedRecord):
                 if type(record.value) is Stored and record.home in nodes:
                     found[record.object_id] = record.home

@@ -16,17 +16,8 @@ from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.children import Children
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.fetching import Fetching
-from zfabric.machines.local_scheduler.records import (
-    DONE,
-    PENDING,
-    BorrowedRecord,
-    Elsewhere,
-    FunctionRecord,
-    JobRecord,
-    NodeRecord,
-    RefusedRow,
-    TaskRecord,
-)
+from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere
+from zfabric.machines.local_scheduler.records import DONE, BorrowedRecord, FunctionRecord, JobRecord, NodeRecord, RefusedRow, TaskRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.submission import Submission
 from zfabric.machines.local_scheduler.tables import Tables
@@ -94,9 +85,8 @@ class Executions:
                 failure = pack_failure("ActorLimitExceededError", text)
                 self.tables.delegated_ends.append((RefusedRow(row[0], attempt, home.token), FAILED, (failure,), None, ()))
                 continue
-            task = TaskRecord(row, delegated, home.token, attempt)
+            task = TaskRecord(row, delegated, home.token, attempt, None)
             delegated.received += 1
-            task.holders = None
             task.outputs = ()  # The values are the home's; records of them here are borrowed.
             self.tables.tasks[row[0]] = task
             if len(row) == 4 and not row[3] and delegated.actor is None and delegated.run_timeout is None:
@@ -122,9 +112,8 @@ class Executions:
             function.queue = self.tables.queue_for(job, function.shape)
         if home is None or function is None:
             return None
-        task = self.tables.tasks[row[0]] = TaskRecord(row, function, home.token, attempt)
+        task = self.tables.tasks[row[0]] = TaskRecord(row, function, home.token, attempt, None)
         function.received += 1
-        task.holders = None
         task.outputs = ()
         self._set_demand(task)
         return task
@@ -206,9 +195,7 @@ class Executions:
             record = self.tables.find(object_id)
             if record is not None and (record.status == PENDING or isinstance(record.value, Elsewhere)):
                 missing += 1
-                if record.dependents is None:
-                    record.dependents = []
-                record.dependents.append(task)
+                record.add_dependent(task)
                 self.tables.want(record)
         if missing:
             task.wait(missing)

@@ -27,12 +27,12 @@ from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
 from zfabric.machines.local_scheduler.nodes.placement.back import Reclaiming
+from zfabric.machines.local_scheduler.object_places import PENDING
 from zfabric.machines.local_scheduler.records import (
     ASSIGNED,
     DONE,
     DURABLE,
     NOT_DURABLE,
-    PENDING,
     READY,
     AnyObject,
     BorrowedRecord,
@@ -41,9 +41,8 @@ from zfabric.machines.local_scheduler.records import (
     NodeRecord,
     ObjectRecord,
     TaskRecord,
-    make_outputs,
 )
-from zfabric.machines.local_scheduler.references import References, add_holder, drop_holder, named_by
+from zfabric.machines.local_scheduler.references import References, named_by
 from zfabric.machines.local_scheduler.submission import Submission
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.admission import Admission
@@ -267,7 +266,7 @@ class Failover:
         if record is None:
             return
         if held:
-            add_holder(record, node)
+            record.add_holder(node)
         if named:
             self.references.retain_rows_for(node, (identifier,))
         if copy.status == PENDING:
@@ -355,7 +354,7 @@ class Failover:
         orphans = [each for each in self.tables.objects.values() if isinstance(each, BorrowedRecord) and each.home == dead]
         orphans = [each for each in orphans if self.tables.job_home(each.id) == b""]
         for orphan in orphans:
-            drop_holder(orphan, self.tables.node)
+            orphan.drop_holder(self.tables.node)
         wanted = [each.id[:TASK_BYTES] for each in orphans if each.is_needed or each.named or each.fetchers or each.dependents]
         unfinished = [task_id for task_id, entrusted in rows.items() if entrusted.unfinished]
         tasks = self._restore_tasks(dead, rows, wanted + unfinished, now)
@@ -380,7 +379,7 @@ class Failover:
         to_run = [task for task in to_run if not self._must_not_run_twice(task)]
         reason = "its home, the node where it was made, is dead"
         for record in needed:
-            if _is_lost(record) and (record.task is None or record.task.state == DONE):
+            if record.is_lost and (record.task is None or record.task.state == DONE):
                 self.rebuilding.make_available(record, reason)
             elif record.status != PENDING:
                 self.outcomes.announce(record)
@@ -429,7 +428,7 @@ class Failover:
         if task is None or not runs:
             if task is not None:
                 self._drop_attempt(task)
-            task = tables.tasks[row[0]] = TaskRecord(row, function, dead, tables.first_attempt)
+            task = tables.tasks[row[0]] = TaskRecord(row, function, dead, tables.first_attempt, None)
             function.received += 1
             task.finish()
         else:
@@ -437,15 +436,13 @@ class Failover:
             function.received += 1
             task.function, task.submitter, task.outputs = function, dead, None
             task.facts().demand_queue = None
-        task.holders = None
         count = task.option("num_returns", 1)
         if count != 1:
-            make_outputs(task, count)
+            task.make_outputs(count)
         for value in task.values():
-            value.holders = None
+            if not runs:
+                value.lose(tables.inline)
             self._replace(tables.objects.pop(value.object_id, None), value)
-            if runs and _is_lost(value):
-                value.status = PENDING
             if isinstance(value, ObjectRecord):
                 tables.objects[value.object_id] = value
         self.admission.set_terms(task, now)
@@ -463,42 +460,34 @@ class Failover:
         self.borrowing.refer(elsewhere, homes, self.tables.node)
         unknown = [each for each in named_by(task) if each not in elsewhere and self.tables.find(each) is None]
         for identifier in unknown:
-            record = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
-            record.status, record.durable = OK, _durability(identifier)
+            record = self.tables.objects[identifier] = ObjectRecord(identifier, None, None, _durability(identifier))
+            record.lose(self.tables.inline)
         return [self.tables.objects[each] for each in unknown]
 
     def _restore_objects(self, orphans: Iterable[BorrowedRecord]) -> list[AnyObject]:
         found: list[AnyObject] = []
         for orphan in orphans:
-            record = ObjectRecord(orphan.id, None, None)
-            record.durable = _durability(orphan.id)
+            record = ObjectRecord(orphan.id, None, None, _durability(orphan.id))
+            record.lose(self.tables.inline)
             self._replace(orphan, record)
             self.tables.objects[orphan.id] = record
             found.append(record)
         return found
 
     def _replace(self, old: ObjectRecord | None, new: AnyObject) -> None:
-        """Move an object's state into a record of this node. A value that is not here counts as lost for now."""
-        new.status = OK
+        """Move an object's state into a record of this node."""
         if old is None:
             return
-        new.holders, new.pins, new.fetchers, new.dependents = old.holders, old.pins, old.fetchers, old.dependents
-        new.named, new.contained = old.named, old.contained
-        if old.status != PENDING:
-            value, new.status = old.value, old.status
+        if new.join(old, self.tables.inline):
             if new.status != OK:
                 self.tables.note_failure(new)
-            self.tables.inline.replace(old, None)
-            self.tables.inline.replace(new, value)
             self.tables.protect(new)
         self.tables.unwanted.append(new.object_id)  # A rebuilt value may differ from the copy that is under way.
-        # The old record is in no table; the pin keeps it from being freed again.
-        old.status, old.holders, old.pins, old.fetchers, old.dependents = OK, None, 1, None, None
         self.tables.for_nodes = [(node, new if each is old else each) for node, each in self.tables.for_nodes]
 
     def _adopt_values(self, takeover: _Takeover, records: list[AnyObject]) -> None:
         """Adopt one copy of each lost value, and release the other copies."""
-        lost = {each.object_id: each for each in records if _is_lost(each)}
+        lost = {each.object_id: each for each in records if each.is_lost}
         for identifier, copies in takeover.copies.items():
             for copy in copies:
                 record = lost.pop(identifier, None)
@@ -528,8 +517,8 @@ class Failover:
         self.references.pin(named_by(task))
         self.borrowing.settle(named_by(task))
         for value in task.values():
-            if _is_lost(value):
-                value.status = PENDING
+            if value.is_lost:
+                value.expect(self.tables.inline)
         task.attempt = attempt
         task.ready()
         task.assign(node)
@@ -541,10 +530,11 @@ class Failover:
         if not _is_to_run(task) or not self.tables.runs_once(task):
             return False
         text = f"{task.name} may have run on a node that is dead, and max_retries=0 forbids another attempt"
-        for value in filter(_is_lost, task.values()):
-            self.outcomes.set_failure(value, FAILED, pack_failure("WorkerCrashedError", text))
+        for value in task.values():
+            if value.is_lost:
+                self.outcomes.set_failure(value, FAILED, pack_failure("WorkerCrashedError", text))
         if task.outputs == ():
-            task.status = FAILED
+            task.end_as(FAILED)
         self.tables.write_log("warning", text)
         return True
 
@@ -588,12 +578,7 @@ class Failover:
 
 def _is_to_run(task: TaskRecord) -> bool:
     """Whether a task lacks a value and has no attempt, or has none to make."""
-    return task.state == DONE and (task.outputs == () or any(map(_is_lost, task.values())))
-
-
-def _is_lost(record: AnyObject) -> bool:
-    """Whether a value existed and no copy is known."""
-    return record.status == OK and record.value is None
+    return task.state == DONE and (task.outputs == () or any(value.is_lost for value in task.values()))
 
 
 def _durability(identifier: bytes) -> int:

@@ -15,8 +15,8 @@ from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.orphans import Orphans
 from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
-from zfabric.machines.local_scheduler.records import PENDING, WAITING, AnyObject, BorrowedRecord, Elsewhere, Stored
-from zfabric.machines.local_scheduler.references import add_holder
+from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
+from zfabric.machines.local_scheduler.records import WAITING, AnyObject, BorrowedRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
@@ -95,12 +95,10 @@ class Fetching:
             if record is None:
                 self.tables.send_to_node(node, m.FetchedValues(((object_id, OK, (), ()),), ()))
                 continue
-            if record.status == OK and record.value is None:
+            if record.is_lost:
                 self.rebuilding.make_available(record)
             if record.status == PENDING:
-                if record.fetchers is None:
-                    record.fetchers = set()
-                record.fetchers.add(node)
+                record.add_fetchers(node)
             else:
                 self.tables.for_nodes.append((node, record))
 
@@ -114,11 +112,11 @@ class Fetching:
                 self.tables.send_to_node(node, m.FetchedValues(((record.object_id, OK, (), ()),), ()))
                 continue
             value = record.value
-            if record.status == OK and value is None and record.holders is None and record.pins <= 0:
+            if record.is_lost and record.holders is None and record.pins <= 0:
                 # The reader has released it: made again, it would be dropped before it is sent.
                 self.tables.send_to_node(node, m.FetchedValues(((record.object_id, OK, (), ()),), ()))
-            elif record.status == OK and value is None:  # It was lost since it was requested.
-                record.fetchers = (record.fetchers or set()) | {node}
+            elif record.is_lost:  # It was lost since it was requested.
+                record.add_fetchers(node)
                 self.rebuilding.make_available(record)
             elif isinstance(value, Elsewhere) or (type(value) is Stored and value.size > self.tables.config.inline_bytes):
                 self._send_value(node, record, self.copies.offer(record, node))
@@ -193,7 +191,7 @@ class Fetching:
         self.borrowing.refer(contained, homes, sender)
         self.outcomes.contain(record, contained)
         self.borrowing.settle(contained)
-        record.asked = record.home
+        record.ask()
         self.copies.pull(record.id, offer[0], offer[1:], ended=self._copied)
 
     def _receive(self, record: BorrowedRecord, status: int, value: object, contained: m.Ids, homes: m.Rows, sender: bytes) -> None:
@@ -238,7 +236,7 @@ class Fetching:
         if isinstance(record.value, Elsewhere):
             record.value.asked = False
         elif isinstance(record, BorrowedRecord) and record.status == PENDING:
-            record.asked = b""
+            record.expect(self.tables.inline)
         else:
             return
         if message.kind != "lost":
@@ -255,14 +253,12 @@ class Fetching:
 
     def _refuse(self, record: AnyObject, failure: bytes) -> None:
         """Fail all who wait for a value. Later requests may succeed."""
-        fetchers, record.fetchers = record.fetchers, None
-        for incarnation in sorted(fetchers or ()):
+        for incarnation in record.take_fetchers():
             if incarnation in self.tables.nodes:
                 self.tables.send_to_node(incarnation, m.FetchedValues(((record.object_id, FAILED, failure, ()),), ()))
             elif (process := self.tables.processes.get(incarnation)) is not None:
                 self.tables.send_to_client(process, m.Objects(((record.object_id, FAILED, failure, ()),)))
-        dependents, record.dependents = record.dependents, None
-        for task in dependents or ():
+        for task in record.take_dependents():
             if task.state == WAITING:
                 self.outcomes.end_with(task, FAILED, failure)
 
@@ -271,7 +267,7 @@ class Fetching:
         for object_id in message.object_ids:
             record = self.tables.find(object_id)
             if isinstance(record, BorrowedRecord) and type(record.value) is Stored:
-                add_holder(record, source[1:])
+                record.add_holder(source[1:])
                 self.tables.protect(record)
             elif source[1:] in self.tables.nodes:
                 self.tables.send_to_node(source[1:], m.CopyLost(object_id, "the node that had it is dead, and no other one has it"))

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from zfabric.config import ROWS_MAX
-from zfabric.machines.local_scheduler.records import PENDING, BorrowedRecord, Stored, TaskRecord
-from zfabric.machines.local_scheduler.references import add_holder, drop_holder, holders_of
+from zfabric.machines.local_scheduler.object_places import PENDING, Stored
+from zfabric.machines.local_scheduler.records import BorrowedRecord, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
@@ -40,7 +40,7 @@ class Orphans:
             if isinstance(record, BorrowedRecord) and record.home == dead:
                 home = self.tables.job_home(record.id)
                 if home == b"":
-                    if dead in holders_of(record):
+                    if dead in record.all_holders:
                         _swap_holder(record, dead, self.tables.node)
                 elif home in self.tables.nodes:
                     objects[home].append(self._move(record, home))
@@ -55,17 +55,17 @@ class Orphans:
     def _move(self, record: BorrowedRecord, home: bytes) -> m.Row:
         """Set the home of the job as a record's home. Return the row for ``Remains``."""
         dead, record.home, record.former = record.home, home, record.home
-        if record.status == OK and record.value is not None:
+        if record.is_here:
             _swap_holder(record, dead, home)
             self.tables.protect(record)
             if type(record.value) is bytes:  # Agents copy only from the arena.
                 self.outcomes.references.move_to_arena(record)
         else:
-            drop_holder(record, dead)
+            record.drop_holder(dead)
         record.borrowed = record.is_needed or bool(record.fetchers)
         record.row_retained = record.named > 0
-        if record.asked == dead:
-            record.asked = b""
+        if record.status == PENDING and record.asked == dead:
+            record.expect(self.tables.inline)
             self.tables.want(record)
         return (record.id, record.borrowed, record.named > 0, *_outcome(record))
 
@@ -122,5 +122,5 @@ def _outcome(record: BorrowedRecord) -> m.Row:
 
 
 def _swap_holder(record: BorrowedRecord, old: bytes, new: bytes) -> None:
-    drop_holder(record, old)
-    add_holder(record, new)
+    record.drop_holder(old)
+    record.add_holder(new)

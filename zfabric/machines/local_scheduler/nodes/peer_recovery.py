@@ -27,19 +27,10 @@ from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
+from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere
 from zfabric.machines.local_scheduler.objects.streams import Streams
-from zfabric.machines.local_scheduler.records import (
-    DONE,
-    NO_HOME,
-    PENDING,
-    WAITING,
-    AnyObject,
-    BorrowedRecord,
-    Elsewhere,
-    NodeRecord,
-    ObjectRecord,
-)
-from zfabric.machines.local_scheduler.references import References, add_holder, holders_of
+from zfabric.machines.local_scheduler.records import DONE, NO_HOME, WAITING, AnyObject, BorrowedRecord, NodeRecord, ObjectRecord
+from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.transitions import Recovered
@@ -309,7 +300,7 @@ class PeerRecovery:
                 self.recovery.known(object_id)
             record = self.tables.find(object_id)
             if isinstance(record, ObjectRecord) and self._is_homeless(record):
-                add_holder(record, node)
+                record.add_holder(node)
                 self._enter_here(object_id, record, node)
             elif record is None and not self._of_dead_home(object_id, node):
                 self._lose(object_id)
@@ -340,7 +331,7 @@ class PeerRecovery:
         if not home:
             return None
         record = self.tables.objects[object_id] = BorrowedRecord(object_id, home)
-        add_holder(record, node)
+        record.add_holder(node)
         return record
 
     def search(self, node: bytes) -> None:
@@ -375,8 +366,10 @@ class PeerRecovery:
 
     def wake(self, record: BorrowedRecord) -> None:
         """Request a value whose home is now known, if something waits for it."""
-        record.asked = b""
-        if record.status == PENDING and (record.fetchers or record.dependents):
+        if record.status != PENDING:
+            return
+        record.expect(self.tables.inline)
+        if record.fetchers or record.dependents:
             self.tables.want(record)
 
     def _give_up_search(self) -> None:
@@ -399,26 +392,18 @@ class PeerRecovery:
 
     def _inherit(self, record: AnyObject, before: ObjectRecord) -> None:
         """Move holders, pins, fetchers and dependents to another record of the object."""
-        for holder in holders_of(before):
-            add_holder(record, holder)
-        record.pins += before.pins
-        record.named += before.named
-        record.fetchers = (record.fetchers or set()) | (before.fetchers or set()) or None
-        record.dependents = [*(record.dependents or ()), *(before.dependents or ())] or None
+        record.join(before, self.tables.inline)
         stream = self.tables.streams.get(record.object_id[:TASK_BYTES])
         if stream is not None and stream.owner is before:
             stream.owner = record
-        before.holders, before.pins = None, 1  # The old record is in no table; the pin keeps it from being freed again.
 
     def _came_meanwhile(self, object_id: bytes, before: ObjectRecord) -> ObjectRecord | None:
         """Restore an object that a process here has promised or supplied since. None if there is no such process."""
         if before.status == PENDING and not self.tables.promises.actor(object_id):
             return None
         record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
-        value = before.value
-        self.tables.inline.replace(before, None)
-        self.tables.inline.replace(record, value)
-        record.status, record.contained = before.status, before.contained
+        if before.status != PENDING:
+            record.lose(self.tables.inline)
         return record
 
     def _is_homeless(self, record: AnyObject | None) -> bool:
@@ -426,8 +411,7 @@ class PeerRecovery:
 
     def _lose(self, object_id: bytes) -> ObjectRecord:
         record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
-        record.status = FAILED
         text = f"object {short(object_id)} is lost: nothing that would tell of it survived its node's daemon"
-        self.tables.inline.replace(record, pack_failure("ObjectLostError", text))
+        record.fail(FAILED, pack_failure("ObjectLostError", text), self.tables.inline)
         self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = True
         return record

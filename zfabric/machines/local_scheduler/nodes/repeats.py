@@ -33,9 +33,10 @@ from zfabric.machines.local_scheduler.nodes.placement.back import Reclaiming
 from zfabric.machines.local_scheduler.nodes.reference_watches import ReferenceWatches
 from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
 from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
+from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
 from zfabric.machines.local_scheduler.objects.streams import Streams
-from zfabric.machines.local_scheduler.records import DONE, NO_HOME, PENDING, AnyObject, BorrowedRecord, Elsewhere, NodeRecord, Stored
-from zfabric.machines.local_scheduler.references import References, add_holder, drop_holder, holders_of
+from zfabric.machines.local_scheduler.records import DONE, NO_HOME, AnyObject, BorrowedRecord, NodeRecord
+from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
@@ -143,7 +144,7 @@ class Repeats:
         retained = tuple(
             (each.id, each.value.size, each.contained)
             for each in records
-            if isinstance(each, BorrowedRecord) and each.home == home and type(each.value) is Stored and home in holders_of(each)
+            if isinstance(each, BorrowedRecord) and each.home == home and type(each.value) is Stored and home in each.all_holders
         )
         for rows in _batches(retained):
             self.tables.send_to_node(home, m.RetainedValues(rows, self._homes(rows)))
@@ -190,7 +191,7 @@ class Repeats:
             record = self.tables.find(object_id)
             size = self.peer_recovery.recovery.stored_size(object_id)
             if isinstance(record, BorrowedRecord) and record.value is not None:
-                add_holder(record, home)
+                record.add_holder(home)
             elif size is None or not (record is None or isinstance(record, BorrowedRecord)):
                 self.tables.send_to_node(home, m.CopyLost(object_id, "its daemon was restarted, and the value was not found"))
             else:
@@ -199,10 +200,10 @@ class Repeats:
     def _claimed(self, record: BorrowedRecord, home: bytes, size: int, contained: m.Ids, homes: m.Rows) -> None:
         self.tables.objects[record.id] = record
         record.home = home
-        add_holder(record, home)
+        record.add_holder(home)
         self.borrowing.refer(contained, homes, home)
-        self.outcomes.set_value(record, None, contained, b"", False)
-        self.tables.inline.replace(record, Stored(size))
+        record.arrive(Stored(size), self.tables.inline)
+        self.outcomes.contain(record, contained)
         self.borrowing.settle(contained)
         self.outcomes.announce(record)
 
@@ -229,8 +230,8 @@ class Repeats:
         for record in self.tables.values():
             # A value of unknown home may be retained for that node, which has yet to receive its outcome.
             may_be_over = not record.home or (record.home == NO_HOME and record.status == PENDING)
-            if may_be_over and record.object_id not in node.repeated and node.token in holders_of(record):
-                drop_holder(record, node.token)
+            if may_be_over and record.object_id not in node.repeated and node.token in record.all_holders:
+                record.drop_holder(node.token)
                 self.tables.spare.append(record)
         node.repeated.clear()
         if self.tables.unsettled is None:

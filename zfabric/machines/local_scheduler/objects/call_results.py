@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from zfabric.machines.local_scheduler.due import CONFIRMING
+from zfabric.machines.local_scheduler.object_places import PENDING
 from zfabric.machines.local_scheduler.objects.streams import Streams
-from zfabric.machines.local_scheduler.records import PENDING, ObjectRecord, WorkerRecord
-from zfabric.machines.local_scheduler.references import add_holder
+from zfabric.machines.local_scheduler.records import ObjectRecord, WorkerRecord
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -48,7 +48,7 @@ class CallResults:
             if found is None:
                 found = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
             if holds:
-                add_holder(found, source[1:])
+                found.add_holder(source[1:])
             if found.status == PENDING:
                 self.tables.promises.add(identifier, source[1:], actor_id)
 
@@ -156,8 +156,8 @@ class CallResults:
             holder = caller if caller in self.tables.processes else None
             found = self.tables.objects[identifier] = ObjectRecord(identifier, None, holder)
         elif caller in self.tables.processes:
-            add_holder(found, caller)
-        if found.status == OK and found.value is not None:
+            found.add_holder(caller)
+        if found.is_here:
             self.outcomes.drop_copy(worker, identifier, value)
             return None
         self.tables.promises.remove(identifier)
@@ -179,7 +179,7 @@ class CallResults:
         found = self.tables.find(identifier)
         if found is None:
             found = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
-        add_holder(found, caller)
+        found.add_holder(caller)
         if found.status == PENDING:
             self.tables.promises.remove(identifier)
             self.outcomes.settle_value(found, status, payload)

@@ -14,15 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from zfabric.machines.local_scheduler.object_places import PENDING, Stored
 from zfabric.machines.local_scheduler.records import (
     ASSIGNED,
     DONE,
-    PENDING,
     READY,
     WAITING,
     AnyObject,
     ObjectRecord,
-    Stored,
     StreamRecord,
     TaskRecord,
     WorkerRecord,
@@ -233,7 +232,7 @@ class Streams:
         if record is None or record.holders is not None or record.pins > 0:
             return
         if fresh and not stream.closed:
-            record.pins += 1
+            record.pin()
             stream.unclaimed.add(index)
         else:
             self.tables.spare.append(record)
@@ -331,7 +330,7 @@ class Streams:
             record = stream.pending.pop(stream.count, None)
             if record is None:
                 record = self.tables.value_of(stream, identifier)
-                record.pins += 1
+                record.pin()
                 stream.unclaimed.add(stream.count)
             stream.count += 1
             self.outcomes.settle_value(record, status, payload if type(payload) is bytes else b"")
@@ -359,7 +358,7 @@ class Streams:
                 stream.pending.pop(index_of(record.object_id) - 1, None)
                 self._allow(stream)
                 if record.named > 0 and stream.owner.task is not None:  # It was to be rebuilt for a task that does not run now.
-                    record.status = OK
+                    record.lose(self.tables.inline)
                     return
                 text = f"nobody reads {short(record.object_id)} any more"
                 self.outcomes.settle_value(record, FAILED, pack_failure("ObjectFreedError", text))

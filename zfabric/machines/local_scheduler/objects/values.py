@@ -7,6 +7,7 @@ pins it for the reader and answers its place.
 from __future__ import annotations
 
 from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import (
     DONE,
@@ -14,14 +15,11 @@ from zfabric.machines.local_scheduler.records import (
     FORMER,
     NO_HOME,
     NOT_DURABLE,
-    PENDING,
     BorrowedRecord,
-    Elsewhere,
     ObjectRecord,
     ProcessRecord,
-    Stored,
 )
-from zfabric.machines.local_scheduler.references import References, add_holder, holders_of
+from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
@@ -64,8 +62,7 @@ class Values:
             return
         for object_id, value, contained, durable in message.rows:
             if self.tables.find(object_id) is None:
-                record = ObjectRecord(object_id, None, process.incarnation)
-                record.durable = DURABLE if durable else NOT_DURABLE
+                record = ObjectRecord(object_id, None, process.incarnation, DURABLE if durable else NOT_DURABLE)
                 self.tables.objects[object_id] = record
                 self.outcomes.set_value(record, value, contained, process.incarnation, durable)
                 if type(value) is tuple:
@@ -145,12 +142,10 @@ class Values:
                 text = f"object {short(object_id)} is not known here (any more): its last reference was dropped, or its job has ended"
                 rows.append((object_id, FAILED, pack_failure("ObjectFreedError", text), ()))
                 continue
-            if record.status == OK and record.value is None:
+            if record.is_lost:
                 self.rebuilding.make_available(record)
             if record.status == PENDING or isinstance(record.value, Elsewhere):
-                if record.fetchers is None:
-                    record.fetchers = set()
-                record.fetchers.add(process.incarnation)
+                record.add_fetchers(process.incarnation)
                 self.tables.want(record)
             elif type(record.value) is Stored:
                 self.outcomes.hand_over(record, process.incarnation)
@@ -250,8 +245,9 @@ class Values:
         for object_id in filter(is_put, object_ids):
             job = object_id[:JOB_BYTES]
             if self.tables.dead if job == own.id else job not in self.tables.jobs:
-                record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
-                record.status, record.durable = OK, DURABLE if job == own.id and not own.home else FORMER
+                durable = DURABLE if job == own.id and not own.home else FORMER
+                record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None, durable)
+                record.lose(self.tables.inline)
         return object_ids
 
     # -- values whose rows were lost with a daemon --
@@ -266,18 +262,10 @@ class Values:
         record = self.tables.find(orphan.object_id)
         if record is None or record.task is None:
             return
-        for holder in holders_of(orphan):
-            add_holder(record, holder)
-        record.pins += orphan.pins
-        record.named += orphan.named
-        record.fetchers = (record.fetchers or set()) | (orphan.fetchers or set()) or None
-        if lost or record.status != PENDING:
-            self.tables.inline.replace(orphan, None)
-            return
-        record.status, record.contained = orphan.status, orphan.contained
-        self.tables.inline.replace(record, orphan.value)
-        self.tables.inline.replace(orphan, None)
+        if lost:
+            orphan.expect(self.tables.inline)
+        is_new = record.join(orphan, self.tables.inline)
         task = record.task
-        if task.state != DONE and all(value.status != PENDING for value in task.values()):
+        if is_new and task.state != DONE and all(value.status != PENDING for value in task.values()):
             self.outcomes.adopt(task)
             self.outcomes.report_to(process, task)

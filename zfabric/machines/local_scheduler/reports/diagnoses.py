@@ -8,11 +8,11 @@ from zfabric.machines.common.resources import ResourcePool, covers, describe, de
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
 from zfabric.machines.local_scheduler.records import (
     ASSIGNED,
     DONE,
     LEASED,
-    PENDING,
     READY,
     STATE_NAMES,
     WAITING,
@@ -20,10 +20,8 @@ from zfabric.machines.local_scheduler.records import (
     AnyObject,
     BlockedTask,
     BorrowedRecord,
-    Elsewhere,
     NodeRecord,
     ShapeQueue,
-    Stored,
     TaskRecord,
     WorkerRecord,
     attempt_text,

@@ -6,7 +6,8 @@ from collections import Counter
 
 from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.local_scheduler.groups.planning import total_of
-from zfabric.machines.local_scheduler.records import ASSIGNED, DONE, PENDING, READY, WAITING, FunctionRecord
+from zfabric.machines.local_scheduler.object_places import PENDING
+from zfabric.machines.local_scheduler.records import ASSIGNED, DONE, READY, WAITING, FunctionRecord
 from zfabric.machines.local_scheduler.reports.diagnoses import failed
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol.ids import TASK_BYTES, short

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from zfabric.machines.local_scheduler.records import DONE, PENDING, STATE_NAMES, AnyObject, TaskRecord
+from zfabric.machines.local_scheduler.object_places import PENDING
+from zfabric.machines.local_scheduler.records import DONE, STATE_NAMES, AnyObject, TaskRecord
 from zfabric.machines.local_scheduler.reports.diagnoses import failed, object_row
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol.ids import OBJECT_BYTES, is_call

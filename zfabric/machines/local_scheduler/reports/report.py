@@ -18,11 +18,11 @@ from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.group_records import GroupRecord
 from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.latencies import MEASURED_SECONDS
+from zfabric.machines.local_scheduler.object_places import PENDING
 from zfabric.machines.local_scheduler.records import (
     DONE,
     IDLE,
     LEASED,
-    PENDING,
     READY,
     WAITING,
     WORKER_STATES,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
-from zfabric.machines.local_scheduler.records import DONE, PENDING, ProcessRecord, TaskExtras, TaskRecord
-from zfabric.machines.local_scheduler.references import References, add_holder
+from zfabric.machines.local_scheduler.object_places import PENDING
+from zfabric.machines.local_scheduler.records import DONE, ProcessRecord, TaskExtras, TaskRecord
+from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
@@ -43,6 +44,7 @@ class Admission:
             return []
         self.blocks.now = now
         accepted = []
+        submitter, first = process.incarnation, self.tables.first_attempt
         for row in rows:
             known, function = self.tables.tasks.get(row[0]), job.functions.get(row[1])
             if known is not None:
@@ -50,7 +52,7 @@ class Admission:
             elif function is None or not function.plain or row[3] or len(row) > 4:
                 raise Refusal("only plain tasks are handed over")
             else:
-                task = self.tables.tasks[row[0]] = TaskRecord(row, function, process.incarnation, self.tables.first_attempt)
+                task = self.tables.tasks[row[0]] = TaskRecord(row, function, submitter, first, submitter)
                 function.received += 1
                 if self.tables.config.lineage:
                     task.block = self.blocks.add(row)
@@ -114,15 +116,13 @@ class Admission:
             if record is None:
                 broken = broken or (FAILED, pack_failure("ObjectFreedError", f"its argument {short(object_id)} is not known (any more)"))
                 continue
-            record.pins += 1
-            if record.status == OK and record.value is None:
+            record.pin()
+            if record.is_lost:
                 self.rebuilding.make_available(record)
             if record.status == PENDING:
                 unresolved += 1
                 self.tables.want(record)
-                if record.dependents is None:
-                    record.dependents = []
-                record.dependents.append(task)
+                record.add_dependent(task)
             elif record.status != OK and broken is None:
                 broken = (record.status, record.value if type(record.value) is bytes else b"")
         if broken is not None:
@@ -139,7 +139,7 @@ class Admission:
             self.refuse_row(process, row)
             return
         for record in task.values() if process.ready else ():
-            add_holder(record, process.incarnation)
+            record.add_holder(process.incarnation)
         if task.submitter != process.incarnation:
             if task.state != DONE and task.submitter in self.tables.processes:
                 task.facts().submitters += (task.submitter,)

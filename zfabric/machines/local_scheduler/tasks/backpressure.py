@@ -10,7 +10,8 @@ from __future__ import annotations
 from itertools import islice
 
 from zfabric.machines.local_scheduler.due import BACKPRESSURE
-from zfabric.machines.local_scheduler.records import ASSIGNED, READY, ShapeQueue, Stored, TaskRecord, WorkerRecord
+from zfabric.machines.local_scheduler.object_places import Stored
+from zfabric.machines.local_scheduler.records import ASSIGNED, READY, ShapeQueue, TaskRecord, WorkerRecord
 from zfabric.machines.local_scheduler.tables import Tables
 
 HOLD_SECONDS = 5.0

@@ -16,20 +16,18 @@ from typing import Any
 
 from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.local_scheduler.due import OVERDUE
+from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
 from zfabric.machines.local_scheduler.records import (
     ASSIGNED,
     ENDING,
     HOSTING,
     IDLE,
     LEASED,
-    PENDING,
     READY,
     STARTING,
     WAITING,
     BlockedTask,
-    Elsewhere,
     ShapeQueue,
-    Stored,
     TaskRecord,
     WorkerRecord,
 )

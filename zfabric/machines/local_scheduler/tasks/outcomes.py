@@ -12,25 +12,23 @@ from typing import NamedTuple
 
 from zfabric.machines.common.resources import describe
 from zfabric.machines.common.tables import pack_row, unpack_row
+from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
 from zfabric.machines.local_scheduler.records import (
     DONE,
-    PENDING,
     READY,
     WAITING,
     AnyObject,
     BorrowedRecord,
     DirectLease,
-    Elsewhere,
     NodeRecord,
     ProcessRecord,
-    Stored,
     StreamRecord,
     TaskRecord,
     WorkerRecord,
     attempt_text,
     prefixes_of,
 )
-from zfabric.machines.local_scheduler.references import References, add_holder
+from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import ActorTaskEnded, ActorUnwanted, GuestTaskEnded, RemakeEnded, StreamMakerEnded
 from zfabric.protocol import messages as m
@@ -220,7 +218,7 @@ class Outcomes:
         contained = extra[0] if extra is not None else ()
         droppable = self.references.may_be_dropped(task)
         for index, (record, value) in enumerate(zip(values, outputs, strict=True)):
-            if record.status == OK and record.value is not None:
+            if record.is_here:
                 self.drop_copy(worker, record.object_id, value)
                 continue
             refs = contained[index] if index < len(contained) else ()
@@ -229,29 +227,27 @@ class Outcomes:
 
     def set_value(self, record: AnyObject, value: object, refs: tuple[bytes, ...], writer: bytes, rebuildable: bool) -> None:
         """Record a value: inline bytes, a place in the arena written by ``writer``, or the size of a value of the node ``writer``."""
-        record.status = OK
         if isinstance(value, tuple):
             offset, size = value
-            self.tables.inline.replace(record, Stored(size))
+            record.arrive(Stored(size), self.tables.inline)
             self.tables.sealed.append((record.object_id, offset, size, writer, rebuildable))
         elif isinstance(value, int):
-            self.tables.inline.replace(record, Elsewhere(value, writer))
+            record.arrive(Elsewhere(value, writer), self.tables.inline)
         elif isinstance(value, bytes):
-            self.tables.inline.replace(record, value)
+            record.arrive(value, self.tables.inline)
         self.contain(record, refs)
 
     def set_failure(self, record: AnyObject, status: int, payload: bytes) -> None:
         """Record a failure in place of a value."""
-        record.status = status
+        record.fail(status, payload, self.tables.inline)
         self.tables.note_failure(record)
-        self.tables.inline.replace(record, payload)
         refs = refs_in(payload)
         if refs or record.contained:
             self.contain(record, refs)
 
     def contain(self, record: AnyObject, refs: tuple[bytes, ...]) -> None:
         """Pin the objects inside a value, and unpin those inside its predecessor."""
-        before, record.contained = record.contained, refs
+        before = record.contain(refs)
         if refs:
             self.references.pin(refs)
         if before:
@@ -350,9 +346,7 @@ class Outcomes:
         self._detach(task)
         task.wait(len(absent))
         for record in absent:
-            if record.dependents is None:
-                record.dependents = []
-            record.dependents.append(task)
+            record.add_dependent(task)
 
     def adopt(self, task: TaskRecord) -> None:
         """Finish a task whose values a process has offered."""
@@ -400,7 +394,7 @@ class Outcomes:
             return
         values = task.values()
         for record in values:
-            if record.status == OK and record.value is not None:
+            if record.is_here:
                 continue
             self.set_failure(record, status, payload)
         self.tables.counts["tasks_failed"] += 1
@@ -428,7 +422,7 @@ class Outcomes:
             if record.holders is None:
                 self.tables.spare.append(record)
         if task.outputs == ():
-            task.status = status  # It has no value to hold the status.
+            task.end_as(status)
             self.tables.spare.append(task)
         process = self.tables.processes.get(task.submitter)
         if status == OK:
@@ -490,8 +484,8 @@ class Outcomes:
         record = self.tables.find(identifier)
         if record is None:
             record = self.tables.objects[identifier] = BorrowedRecord(identifier, home)
-        add_holder(record, home)
-        if record.status == OK and record.value is not None:
+        record.add_holder(home)
+        if record.is_here:
             self.drop_copy(worker, identifier, value)
         else:
             self.set_value(record, value, refs, worker.process.incarnation if worker.process else b"", False)
@@ -557,8 +551,7 @@ class Outcomes:
 
     def announce(self, record: AnyObject) -> None:
         """Continue tasks and answer requests that wait for a value."""
-        dependents, record.dependents = record.dependents, None
-        for dependent in dependents[::-1] if dependents else ():  # The last to become ready goes to the head of its queue.
+        for dependent in reversed(record.take_dependents()):  # The last to become ready goes to the head of its queue.
             if dependent.state != WAITING:
                 continue
             if record.status != OK:
@@ -569,8 +562,7 @@ class Outcomes:
             if rare.unresolved <= 0:
                 self.tables.latencies.waited(rare.waits_since)
                 self.make_ready(dependent, True)
-        fetchers, record.fetchers = record.fetchers, None
-        for incarnation in sorted(fetchers or ()):
+        for incarnation in record.take_fetchers():
             process = self.tables.processes.get(incarnation)
             if process is not None:
                 self.hand_over(record, process.incarnation)
@@ -580,8 +572,7 @@ class Outcomes:
     def settle_value(self, record: AnyObject, status: int, payload: bytes) -> None:
         """Record the outcome of a value that no task makes."""
         if status == OK:
-            record.status = status
-            self.tables.inline.replace(record, payload)
+            record.arrive(payload, self.tables.inline)
         else:
             self.set_failure(record, status, payload)
         self.announce(record)
@@ -593,7 +584,7 @@ class Outcomes:
         if incarnation in self.tables.nodes:
             self.tables.for_nodes.append((incarnation, record))
         elif isinstance(record.value, Elsewhere):
-            record.fetchers = (record.fetchers or set()) | {incarnation}
+            record.add_fetchers(incarnation)
             self.tables.want(record)
         elif type(record.value) is Stored:
             self.tables.locates.append((record.object_id, incarnation))

@@ -5,20 +5,9 @@ A value without a task is read from the control store if it is durable, made aga
 
 from __future__ import annotations
 
-from zfabric.machines.local_scheduler.records import (
-    DONE,
-    FORMER,
-    NOT_DURABLE,
-    PENDING,
-    AnyObject,
-    BorrowedRecord,
-    Elsewhere,
-    ObjectRecord,
-    Stored,
-    TaskRecord,
-    copies_of,
-)
-from zfabric.machines.local_scheduler.references import References, drop_holder, holders_of
+from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored, copies_of
+from zfabric.machines.local_scheduler.records import DONE, FORMER, NOT_DURABLE, AnyObject, BorrowedRecord, ObjectRecord, TaskRecord
+from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.transitions import RemakeWanted, StreamWanted
@@ -51,7 +40,7 @@ class Rebuilding:
         while agenda:
             wanted = agenda[-1]
             task = wanted.task
-            found = wanted is not record and not _is_lost(wanted)
+            found = wanted is not record and not wanted.is_lost
             if found or (task is None and self._begin_without_task(wanted, reason)) or (task is not None and task.state != DONE):
                 agenda.pop()
                 continue
@@ -76,7 +65,7 @@ class Rebuilding:
                     gone = f"its input {short(object_id_)} is not retained any more"
                     return f"{reason}, and {gone} (what an actor or a task with max_retries=0 yields is not; a row goes at the lineage cap)"
                 inputs.append(needed)
-            missing = [needed for needed in inputs if _is_lost(needed) and (needed.task is None or needed.task.state == DONE)]
+            missing = [needed for needed in inputs if needed.is_lost and (needed.task is None or needed.task.state == DONE)]
             if missing:
                 begun.add(task)
                 if any(needed.task in begun for needed in missing):  # Only rows from another node can form a circle.
@@ -95,7 +84,7 @@ class Rebuilding:
         """Request the control store's copy of a durable value, which becomes pending. Return False if it has none."""
         if isinstance(record, TaskRecord) or not record.durable:
             return False
-        record.status = PENDING
+        record.expect(self.tables.inline)
         self.tables.durable_wanted.append((record.object_id, reason))
         return True
 
@@ -103,8 +92,7 @@ class Rebuilding:
         """Request a replay of an actor's calls, so that the value becomes pending. Return False if no log has it."""
         if self.tables.maker_of(record.object_id) is None:
             return False
-        record.status = PENDING
-        self.tables.inline.replace(record, None)
+        record.expect(self.tables.inline)
         self.tables.transitions.append(RemakeWanted(record, reason))
         return True
 
@@ -114,20 +102,17 @@ class Rebuilding:
         self.tables.failures.pop(task.id, None)
         unresolved = 0
         for needed in inputs:
-            needed.pins += 1
+            needed.pin()
             if isinstance(needed, BorrowedRecord):
                 self.tables.first_held.append(needed)
             if needed.status == PENDING:
                 unresolved += 1
                 self.tables.want(needed)
-                if needed.dependents is None:
-                    needed.dependents = []
-                needed.dependents.append(task)
+                needed.add_dependent(task)
         self.references.pin(task.contains())
         for value in task.values():
-            if value.value is None or value.status != OK:
-                value.status = PENDING
-                self.tables.inline.replace(value, None)
+            if not value.is_here:
+                value.expect(self.tables.inline)
         self.outcomes.renumber(task)
         task.facts().rebuilt = True
         if self.tables.unsettled is not None:  # Another node may have the value, and is yet to register.
@@ -157,14 +142,14 @@ class Rebuilding:
                     self.tables.send_to_client(process, m.Objects(((identifier, FAILED, payload, ()),)))
             return
         if askers:
-            record.fetchers = (record.fetchers or set()) | set(askers)
+            record.add_fetchers(*askers)
         if not record.home and self._take_copy(record):
             return
-        self.tables.inline.replace(record, None)
+        record.lose(self.tables.inline)
         if isinstance(record, BorrowedRecord):
             record.dropped = True
-            if record.home in holders_of(record):  # It was all that the home had.
-                drop_holder(record, record.home)
+            if record.home in record.all_holders:  # It was all that the home had.
+                record.drop_holder(record.home)
                 self.tables.send_to_node(record.home, m.CopyLost(identifier, reason))
         if record.task is not None and record.task.state != DONE:
             return
@@ -179,7 +164,7 @@ class Rebuilding:
         if self._take_copy(record):
             return
         self.tables.unwanted.append(record.object_id)  # The rebuilt value may differ.
-        self.tables.inline.replace(record, None)
+        record.lose(self.tables.inline)
         stream = self.tables.streams.get(record.object_id[:TASK_BYTES])
         if record.fetchers or record.dependents or (stream is not None and not stream.closed):
             self.make_available(record, reason)
@@ -195,7 +180,7 @@ class Rebuilding:
         place = copies.pop(0)
         found = Elsewhere(value.size, place)
         found.copies = tuple(copies)
-        self.tables.inline.replace(record, found)
+        record.arrive(found, self.tables.inline)
         self.tables.send_to_node(place, m.RetainCopies((record.object_id,)))
         if record.fetchers or record.dependents:
             self.tables.want(record)
@@ -209,16 +194,14 @@ class Rebuilding:
             return
         for key, value in answer.rows:
             if key == identifier:
-                record.status = OK
-                self.tables.inline.replace(record, value)
+                record.arrive(value, self.tables.inline)
         if record.status != OK:
-            record.status = FAILED
             kind, text = "ObjectLostError", f"is lost: {reason}, and it was put{NOT_KEPT}"
             if isinstance(record, ObjectRecord) and record.durable == FORMER:
                 kind, text = "ObjectFreedError", "is not known here: its job has ended, or it was not put as durable"
             elif isinstance(record, ObjectRecord):
                 record.durable = NOT_DURABLE
-            self.tables.inline.replace(record, pack_failure(kind, f"object {short(identifier)} {text}"))
+            record.fail(FAILED, pack_failure(kind, f"object {short(identifier)} {text}"), self.tables.inline)
         self.outcomes.announce(record)
         if record.holders is None:
             self.tables.spare.append(record)
@@ -233,8 +216,7 @@ class Rebuilding:
             return False
         if self._why_not_yielded(record):
             return False
-        record.status = PENDING
-        self.tables.inline.replace(record, None)
+        record.expect(self.tables.inline)
         stream.pending[index_of(record.object_id) - 1] = record
         self.tables.transitions.append(StreamWanted(stream, reason))
         return True
@@ -253,18 +235,16 @@ class Rebuilding:
     def make_available(self, record: AnyObject, reason: str = NO_COPY) -> None:
         """Rebuild a value, or record why that is impossible."""
         if isinstance(record, BorrowedRecord):  # Its home has the value, or decides what follows.
-            record.status = PENDING
-            record.asked = b""
+            record.expect(self.tables.inline)
             self.tables.want(record)
             return
         if self._read(record, reason):
             return
         why = self.rebuild(record, reason)
         if why:
-            record.status = FAILED
-            self.tables.note_failure(record)
             kind = "LineageEvictedError" if "lineage cap" in why else "ObjectLostError"
-            self.tables.inline.replace(record, pack_failure(kind, f"object {short(record.object_id)} is lost: {why}"))
+            record.fail(FAILED, pack_failure(kind, f"object {short(record.object_id)} is lost: {why}"), self.tables.inline)
+            self.tables.note_failure(record)
             self.outcomes.announce(record)
 
     def hold_back(self, task: TaskRecord, here: bool) -> bool:
@@ -287,13 +267,8 @@ class Rebuilding:
             return False
         self.outcomes.wait_again(task, absent)
         for record in absent:
-            if _is_lost(record):
+            if record.is_lost:
                 self.make_available(record)
             else:
                 self.tables.want(record)
         return True
-
-
-def _is_lost(record: AnyObject) -> bool:
-    """Whether a value existed and no copy is left."""
-    return record.status == OK and record.value is None

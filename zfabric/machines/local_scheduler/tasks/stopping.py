@@ -14,17 +14,8 @@ from zfabric.config import ROWS_MAX
 from zfabric.machines.common.deadlines import Deadlines
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.local_scheduler.due import STOPPING
-from zfabric.machines.local_scheduler.records import (
-    ASSIGNED,
-    DONE,
-    PENDING,
-    READY,
-    WAITING,
-    BorrowedRecord,
-    TaskRecord,
-    WorkerRecord,
-    prefixes_of,
-)
+from zfabric.machines.local_scheduler.object_places import PENDING
+from zfabric.machines.local_scheduler.records import ASSIGNED, DONE, READY, WAITING, BorrowedRecord, TaskRecord, WorkerRecord, prefixes_of
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import STOPPED, Outcomes
 from zfabric.protocol import messages as m

@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from zfabric.machines.common.resources import covers, describe
 from zfabric.machines.local_scheduler.due import HOLDING_ROOM
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations, is_own_work
-from zfabric.machines.local_scheduler.records import READY, Elsewhere, NodeRecord, ShapeQueue, Stored, TaskRecord
+from zfabric.machines.local_scheduler.object_places import Elsewhere, Stored
+from zfabric.machines.local_scheduler.records import READY, NodeRecord, ShapeQueue, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol.options import HERE, NODE_ID, RESOURCE_UNIT, Strategy, accepts, describe_strategy

@@ -1,0 +1,103 @@
+"""Where the value of an object is, which changes of that are allowed, and how many bytes are in the scheduler's memory.
+
+``records.Object`` has the methods that change a place; Above ``inline_memory``, values move from memory to
+the arena (``References.absorb``). Two hot loops write values themselves and count a sum per batch: completion of tasks, and release.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import Enum
+
+from zfabric.protocol.messages import OK
+
+PENDING = -1
+"""The ``status`` of a value that does not exist yet."""
+
+
+class Stored:
+    """The place of a value in this node's object store."""
+
+    __slots__ = ("copies", "size")
+
+    copies: tuple[bytes, ...]
+    """Nodes that may have a copy; unset until one requests it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class Elsewhere:
+    """The place of this node's value at another node, which retains it."""
+
+    __slots__ = ("asked", "copies", "place", "size")
+
+    def __init__(self, size: int, place: bytes) -> None:
+        self.size = size
+        self.place = place
+        """The node."""
+        self.asked = False
+        """Whether a copy to this node is under way."""
+        self.copies: tuple[bytes, ...] = ()
+
+
+Value = bytes | Stored | Elsewhere
+"""A value, or the error in its place, in memory; or where it is."""
+
+
+def copies_of(value: Stored | Elsewhere) -> tuple[bytes, ...]:
+    """Nodes that may have further copies."""
+    return getattr(value, "copies", ())
+
+
+class ObjectPlace(Enum):
+    """Where the value of an object is."""
+
+    NOWHERE = "nowhere"
+    """It does not exist yet."""
+    ASKED = "asked"
+    """Requested at its home, another node."""
+    INLINE = "inline"
+    """In the scheduler's memory."""
+    STORED = "stored"
+    """In this node's object store."""
+    ELSEWHERE = "elsewhere"
+    """At another node, which retains it for this home."""
+    FAILED = "failed"
+    """There is an error in its place."""
+    LOST = "lost"
+    """It existed, and no copy is left."""
+
+
+def place_of(status: int, value: Value | None, asked: bool) -> ObjectPlace:
+    """The place of a value with this status. ``asked``: whether its home, another node, was asked for it."""
+    if status == PENDING:
+        return ObjectPlace.ASKED if asked else ObjectPlace.NOWHERE
+    if status != OK:
+        return ObjectPlace.FAILED
+    if value is None:
+        return ObjectPlace.LOST
+    return ObjectPlace.INLINE if type(value) is bytes else ObjectPlace.STORED if type(value) is Stored else ObjectPlace.ELSEWHERE
+
+
+class InlineValues:
+    """Bytes of values in the scheduler's memory: one of the scheduler's ``counts``."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts = counts
+
+    @property
+    def total(self) -> int:
+        """Bytes of all inline values."""
+        return self._counts["inline_bytes"]
+
+    def replaced(self, before: Value | None, after: Value | None) -> None:
+        """Count that one value takes the place of another."""
+        if type(before) is bytes:
+            self._counts["inline_bytes"] -= len(before)
+        if type(after) is bytes:
+            self._counts["inline_bytes"] += len(after)
+
+    def add(self, difference: int) -> None:
+        """Count a batch of one of the two hot loops."""
+        self._counts["inline_bytes"] += difference
