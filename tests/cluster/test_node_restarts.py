@@ -21,7 +21,7 @@ from zfabric.machines.common.lineage_blocks import entrusted_row, pack_block, re
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.tables import pack_row
 from zfabric.machines.local_scheduler.object_places import Stored
-from zfabric.machines.local_scheduler.records import ENDING, BorrowedRecord
+from zfabric.machines.local_scheduler.records import ENDING
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import (
@@ -204,7 +204,7 @@ def test_a_turn_that_ends_a_job_later_than_its_driver_leaves_nothing_to_the_next
     table(node)
     node.driver()
     job = node.scheduler.tables.jobs[JOB]
-    node.scheduler.tables.objects[ref(900)] = BorrowedRecord(ref(900), A)
+    node.scheduler.tables.refer(ref(900), A)
     node.scheduler.jobs.without_driver[job] = None
     node.scheduler.tables.end_due = True
     node.scheduler.take_effects(node.now)
@@ -484,8 +484,9 @@ def test_a_process_has_a_detached_actor_made_at_the_head_and_the_request_outlive
     hear(peer, A, m.Answer(query.token, True, ""))
     assert [(to, each) for to, each in peer.take(m.Answer) if each.token == 5] == [(CLIENT + worker, m.Answer(5, True, ""))]
     record = peer.scheduler.tables.find(HANDLE)
-    assert isinstance(record, BorrowedRecord)
-    assert (record.home, record.borrowed, record.holders) == (A, True, worker)
+    assert record is not None
+    assert record.hold is not None
+    assert (record.home, record.hold.registered, record.holders) == (A, True, worker)
     peer.send(CLIENT + worker, m.Query(6, "create actor", (DETACHED,)))
     hear(peer, A, anew(NEW), again(NEW))
     found = told(peer, A)

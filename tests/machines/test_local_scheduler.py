@@ -1187,7 +1187,7 @@ def test_the_end_of_a_job_leaves_nothing_that_counts_against_a_limit(node: Node,
     node.turn()
     assert node.scheduler.references.lineage_bytes == 0
     assert not node.scheduler.references._lineage
-    assert node.scheduler.tables.counts["inline_bytes"] == 0
+    assert node.scheduler.tables.inline.total == 0
     assert not node.scheduler.tables.streams
 
 

@@ -12,7 +12,6 @@ from scheduler_alone import DRIVER, OWN, Node, Restarted, died, ref, row
 from tests.sim.kinds import Kind
 from tests.sim.world import World
 from zfabric.machines.client.machine import Client
-from zfabric.machines.local_scheduler.records import BorrowedRecord
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, FIRST_RETURN, LOCAL_SCHEDULER, MEMBER
 
@@ -47,7 +46,7 @@ class Watching(Nodes):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler.tables.objects[OTHER] = BorrowedRecord(OTHER, HOME_C)
+        self.scheduler.tables.refer(OTHER, HOME_C)
         self.scheduler.step(self.now, CLIENT + DRIVER, m.Hold((OTHER,)))
         self.send(CLIENT + DRIVER, WATCH)
 

@@ -20,7 +20,7 @@ from tests.sim.surroundings import NodeView
 from tests.sim.workers import CLASSES, WorkerProcess
 from zfabric.machines.local_scheduler.actors.directory import DETACHED
 from zfabric.machines.local_scheduler.object_places import Stored
-from zfabric.machines.local_scheduler.records import DONE, ENDING, NO_HOME, AnyObject, BorrowedRecord, TaskRecord
+from zfabric.machines.local_scheduler.records import DONE, ENDING, NO_HOME, AnyObject, TaskRecord
 from zfabric.machines.registry.machine import NUMBERS_KEY, TABLE
 from zfabric.machines.worker import Item
 from zfabric.protocol import messages as m
@@ -240,12 +240,7 @@ class Invariants:
         """
         for home in self.world.living:
             for record in node.daemon.scheduler.tables.objects.values() if home is not node else ():
-                if (
-                    isinstance(record, BorrowedRecord)
-                    and record.home == home.identifier
-                    and not record.pins
-                    and type(record.value) is Stored
-                ):
+                if record.home == home.identifier and not record.pins and type(record.value) is Stored:
                     found = home.daemon.scheduler.tables.find(record.id) if home.up else None
                     if found is None or found.home == NO_HOME:
                         self.lost.add(record.id)
@@ -347,8 +342,8 @@ class Invariants:
             left += [f"{short(key)} of the object table" for key, _ in daemon.journal.scan("object")]
         if daemon.scheduler.references.lineage_bytes:
             left.append(f"{daemon.scheduler.references.lineage_bytes} bytes of lineage")
-        if tables.counts["inline_bytes"]:
-            left.append(f"{tables.counts['inline_bytes']} inline bytes")
+        if tables.inline.total:
+            left.append(f"{tables.inline.total} inline bytes")
         return left + self._files(node) + self._of_nodes(node)
 
     def _of_nodes(self, node: Node) -> list[str]:
@@ -427,7 +422,7 @@ def _rows_of(message: m.Ended) -> m.Rows:
 def borrowed_by(node: Node) -> list[bytes]:
     """List the objects of other nodes that a node has borrowed, and those of its own that others retain for it."""
     values = node.daemon.scheduler.tables.values()
-    borrowed = [record.object_id for record in values if record.home and getattr(record, "borrowed", False)]
+    borrowed = [record.object_id for record in values if record.hold is not None and record.hold.registered]
     return borrowed + [record.object_id for record in values if hasattr(record.value, "place")]
 
 

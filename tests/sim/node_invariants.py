@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from tests.sim.node import Node, Overview, SimDaemon
 from zfabric.machines.local_scheduler.actors.directory import DETACHED
 from zfabric.machines.local_scheduler.object_places import Elsewhere
-from zfabric.machines.local_scheduler.records import DONE, NO_HOME, BorrowedRecord
+from zfabric.machines.local_scheduler.records import DONE, NO_HOME
 from zfabric.machines.local_scheduler.references import named_by
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol.ids import short
@@ -72,7 +72,7 @@ def _for_the_dead(node: Node) -> Iterator[tuple[str, bytes]]:
         name = short(record.object_id)
         yield from ((f"a hold of {name}", each) for each in record.all_holders if each not in processes)
         yield from ((f"a request for {name}", each) for each in record.fetchers or () if each not in processes)
-        if isinstance(record, BorrowedRecord) and record.home not in nodes | {NO_HOME}:
+        if record.home and record.home not in nodes | {NO_HOME}:
             yield f"a record of {name}", record.home
         if isinstance(record.value, Elsewhere) and record.value.place not in nodes:
             yield f"the place of {name}", record.value.place

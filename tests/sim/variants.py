@@ -726,7 +726,8 @@ def _borrowed_while_released(right: Any) -> Any:
     """A release that waits to be sent covers a ref that came back meanwhile."""
 
     def borrow(self: Borrowing, record: Any) -> None:
-        record.borrowed |= record.id in self._released[record.home]
+        if record.id in self._released[record.home]:
+            record.hold.register()
         right(self, record)
 
     return borrow

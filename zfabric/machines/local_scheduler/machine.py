@@ -810,6 +810,7 @@ class LocalScheduler:
         queued = sum(map(len, self.tables.queues.values()))
         return {
             **self.tables.counts,
+            "inline_bytes": self.tables.inline.total,
             **self.blocks.statistics(),
             "tasks": len(self.tables.tasks),
             "objects": len(self.tables.objects),

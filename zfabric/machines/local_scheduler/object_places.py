@@ -1,12 +1,12 @@
 """Where the value of an object is, which changes of that are allowed, and how many bytes are in the scheduler's memory.
 
-``records.Object`` has the methods that change a place; Above ``inline_memory``, values move from memory to
-the arena (``References.absorb``). Two hot loops write values themselves and count a sum per batch: completion of tasks, and release.
+``records.Object`` has the methods that change a place; each is a row of ``CHANGES``, which the simulator checks. Above
+``inline_memory``, values move from memory to the arena (``References.absorb``). Two hot loops write values themselves and count a sum per
+batch: completion of tasks, and release.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from enum import Enum
 
 from zfabric.protocol.messages import OK
@@ -69,6 +69,30 @@ class ObjectPlace(Enum):
     """It existed, and no copy is left."""
 
 
+_NOWHERE, _ASKED, _INLINE, _STORED, _ELSEWHERE, _FAILED, _LOST = ObjectPlace
+_SOMEWHERE = {_INLINE, _STORED, _ELSEWHERE}
+
+CHANGES: dict[str, dict[ObjectPlace, set[ObjectPlace]]] = {
+    "ask": {_NOWHERE: {_ASKED}, _ASKED: {_ASKED}},
+    "arrive": {
+        _NOWHERE: _SOMEWHERE,
+        _ASKED: {_INLINE, _STORED},
+        _LOST: _SOMEWHERE,
+        _FAILED: {_INLINE, _STORED},
+        _INLINE: {_STORED},
+        _STORED: {_ELSEWHERE},
+        _ELSEWHERE: {_STORED, _ELSEWHERE},
+    },
+    "fail": {_NOWHERE: {_FAILED}, _ASKED: {_FAILED}, _LOST: {_FAILED}},
+    "lose": {_NOWHERE: {_LOST}, _INLINE: {_LOST}, _STORED: {_LOST}, _ELSEWHERE: {_LOST}, _FAILED: {_FAILED}, _LOST: {_LOST}},
+    "expect": {_NOWHERE: {_NOWHERE}, _ASKED: {_NOWHERE}, _FAILED: {_NOWHERE}, _LOST: {_NOWHERE}},
+    "become_home": {_NOWHERE: {_NOWHERE}, _ASKED: {_NOWHERE}, _INLINE: {_INLINE}, _STORED: {_STORED}, _FAILED: {_FAILED}, _LOST: {_LOST}},
+}
+"""The places to which each method may move a value, by its place before."""
+IN_PLACE = {_NOWHERE: {_INLINE}}
+"""What the loop over completed tasks changes without a method."""
+
+
 def place_of(status: int, value: Value | None, asked: bool) -> ObjectPlace:
     """The place of a value with this status. ``asked``: whether its home, another node, was asked for it."""
     if status == PENDING:
@@ -81,23 +105,18 @@ def place_of(status: int, value: Value | None, asked: bool) -> ObjectPlace:
 
 
 class InlineValues:
-    """Bytes of values in the scheduler's memory: one of the scheduler's ``counts``."""
+    """How many bytes the values in the scheduler's memory have."""
 
-    def __init__(self, counts: Counter[str]) -> None:
-        self._counts = counts
-
-    @property
-    def total(self) -> int:
-        """Bytes of all inline values."""
-        return self._counts["inline_bytes"]
+    def __init__(self) -> None:
+        self.total = 0
 
     def replaced(self, before: Value | None, after: Value | None) -> None:
         """Count that one value takes the place of another."""
         if type(before) is bytes:
-            self._counts["inline_bytes"] -= len(before)
+            self.total -= len(before)
         if type(after) is bytes:
-            self._counts["inline_bytes"] += len(after)
+            self.total += len(after)
 
     def add(self, difference: int) -> None:
         """Count a batch of one of the two hot loops."""
-        self._counts["inline_bytes"] += difference
+        self.total += difference

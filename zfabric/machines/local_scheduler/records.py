@@ -70,10 +70,54 @@ FORMER = 2
 """The same for a value of an earlier program or a dead node; its row stays."""
 
 
+NO_HOME = b"no home!"
+"""The home of an object whose home a restarted scheduler searches."""
+
+
+class HoldAtHome:
+    """What the home of an object, another node, has for this one."""
+
+    __slots__ = ("asked", "cancelled", "dropped", "former", "home", "registered", "row_retained")
+
+    def __init__(self, home: bytes, former: bytes = b"") -> None:
+        self.home = home
+        self.former = former
+        """Its earlier home, which has died; else empty."""
+        self.registered = home == NO_HOME  # The search for a home registers this node there, and asks for the value.
+        """Whether this node is a holder at the home, or about to be."""
+        self.asked = home if home == NO_HOME else b""
+        """The home, once the value is requested there; else empty."""
+        self.cancelled: tuple[bool, bool] | None = None
+        """How a process here has cancelled the object's task: (force, recursive)."""
+        self.dropped = False
+        """Whether a copy here was dropped for want of room."""
+        self.row_retained = False
+        """Whether the home retains the object's row for rows of this node, or is about to."""
+
+    def register(self) -> bool:
+        """Note that the home is to register this node as a holder. Return whether that is new."""
+        before, self.registered = self.registered, True
+        return not before
+
+    def give_back(self) -> bool:
+        """Note that the home is to release this node as a holder. Return whether it was one."""
+        before, self.registered = self.registered, False
+        return before
+
+    def retain_row(self) -> bool:
+        """Note that the home is to retain the object's row. Return whether that is new."""
+        before, self.row_retained = self.row_retained, True
+        return not before
+
+    def cancel(self, force: bool, recursive: bool) -> None:
+        """Note how a process here has cancelled the object's task."""
+        self.cancelled = force, recursive
+
+
 class Object:
     """A value that exists or will exist, and who needs it: a task's only value, or a separate ``ObjectRecord``.
 
-    Only the methods write these fields. ``holders`` is None,
+    Only the methods write these fields, so that a change of place has a name, and a row in ``object_places.CHANGES``. ``holders`` is None,
     one process incarnation, or a set of them. ``pins`` counts unfinished rows that name the object and live values that contain it: while
     there are any, the value is retained. ``named`` counts retained rows that name it: while there are any, the row that makes it is
     retained, though the value may be freed. ``fetchers`` have requested the value, and ``dependents`` are tasks that wait for it.
@@ -89,13 +133,15 @@ class Object:
     contained: tuple[bytes, ...]
     dependents: list[TaskRecord] | None
     fetchers: set[bytes] | None
+    hold: HoldAtHome | None = None
+    """This node's hold at the object's home; None if the home is this node. A value here is a copy, unless this is the home."""
 
     # -- where the value is --
 
     @property
     def place(self) -> ObjectPlace:
         """Where the value is."""
-        return place_of(self.status, self.value, False)
+        return place_of(self.status, self.value, self.hold is not None and bool(self.hold.asked))
 
     @property
     def is_lost(self) -> bool:
@@ -109,7 +155,10 @@ class Object:
 
     def arrive(self, value: Value, inline: InlineValues) -> None:
         """Enter the value, or its place, or its next place."""
-        inline.replaced(self.value, value)
+        if self.value is not None:
+            inline.replaced(self.value, value)
+        elif type(value) is bytes:
+            inline.total += len(value)  # Without a call: every ``put`` passes here.
         self.status = OK
         self.value = value
 
@@ -127,17 +176,61 @@ class Object:
         self.value = None
 
     def expect(self, inline: InlineValues) -> None:
-        """Await the value, perhaps once more."""
+        """Await the value, perhaps once more. If its home is another node, it is to be requested there."""
         inline.replaced(self.value, None)
         self.status = PENDING
         self.value = None
+        if self.hold is not None:
+            self.hold.asked = b""
+
+    def ask(self) -> None:
+        """Note that the value is requested at its home, another node."""
+        assert self.hold is not None
+        self.hold.asked = self.hold.home
 
     def contain(self, refs: tuple[bytes, ...]) -> tuple[bytes, ...]:
         """Set the refs inside the value. Return those before."""
         before, self.contained = self.contained, refs
         return before
 
+    # -- where its home is --
+
+    @property
+    def home(self) -> bytes:
+        """The node that is the object's home; empty for this one."""
+        return self.hold.home if self.hold is not None else b""
+
+    def find_home(self, home: bytes) -> HoldAtHome:
+        """Set the home that a restarted scheduler has searched for. Return the hold there."""
+        assert self.hold is not None
+        self.hold.home = home
+        return self.hold
+
+    def move_home(self, home: bytes) -> None:
+        """Set the home of its job as the home, since the home has died. A value here is retained for it."""
+        assert self.hold is not None
+        dead = self.hold.home
+        self.hold.home, self.hold.former = home, dead
+        self.drop_holder(dead)
+        if self.is_here:
+            self.add_holder(home)
+        self.hold.registered = self.is_needed or bool(self.fetchers)
+        self.hold.row_retained = self.named > 0
+
+    def drop_copy(self, inline: InlineValues) -> None:
+        """Drop a copy for want of room, so that the next one is retained."""
+        assert self.hold is not None
+        self.lose(inline)
+        self.hold.dropped = True
+
     # -- who needs it --
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a process or a row of this node needs the object. The hold here of its home, another node, does not count."""
+        holders, home = self.holders, self.home
+        held = holders is not None and (len(holders - {home}) > 0 if isinstance(holders, set) else holders != home)
+        return held or self.pins > 0
 
     def add_holder(self, process: bytes) -> None:
         """Register a holder. Idempotent."""
@@ -172,6 +265,11 @@ class Object:
     def unpin(self) -> None:
         """Undo one ``pin``."""
         self.pins -= 1
+
+    def add_row(self) -> None:
+        """Count one more unfinished row that names the object, which is retained."""
+        self.pins += 1
+        self.named += 1
 
     def retain_row(self) -> None:
         """Count one more retained row that names the object."""
@@ -230,20 +328,24 @@ class Object:
             self.status, self.value, other.value = other.status, other.value, None
         if is_taken or not self.contained:
             self.contained = other.contained
-        other.lose(inline)
-        other.holders, other.pins, other.fetchers = None, 1, None
+        inline.replaced(other.value, None)
+        other.status, other.value, other.holders, other.pins, other.fetchers = OK, None, None, 1, None
         return is_taken
 
 
 class ObjectRecord(Object):
-    """An object that is not the only value of a task here: a ``put``, one of several values, a result of a call."""
+    """An object that is not the only value of a task here: a ``put``, one of several values, a result of a call, another node's object."""
 
-    __slots__ = ("durable", "id", "task")
+    __slots__ = ("durable", "hold", "id", "task")
 
-    home = b""
-    """The node that is the object's home; empty for this one."""
-
-    def __init__(self, identifier: bytes, task: TaskRecord | None, holder: bytes | None, durable: int = NOT_DURABLE) -> None:
+    def __init__(
+        self,
+        identifier: bytes,
+        task: TaskRecord | None,
+        holder: bytes | None,
+        durable: int = NOT_DURABLE,
+        hold: HoldAtHome | None = None,
+    ) -> None:
         self.id = identifier
         self.task = task
         self.status = PENDING
@@ -255,58 +357,25 @@ class ObjectRecord(Object):
         self.dependents = None
         self.fetchers = None
         self.durable = durable
+        self.hold = hold
 
     @property
     def object_id(self) -> bytes:
         """The 20-byte id of the value."""
         return self.id
 
+    def become_home(self, durable: int = NOT_DURABLE) -> None:
+        """Make this node the home: that of its job, after a death; or that which a restarted scheduler has searched for."""
+        self.hold = None
+        self.durable = durable
 
-NO_HOME = b"no home!"
-"""The home of an object whose home a restarted scheduler searches."""
+    def forget_durable(self) -> None:
+        """Note that the head's control store has no copy."""
+        self.durable = NOT_DURABLE
 
-
-class BorrowedRecord(ObjectRecord):
-    """An object of another home; a value here is a copy."""
-
-    __slots__ = ("asked", "borrowed", "cancelled", "dropped", "former", "home", "row_retained")
-
-    def __init__(self, identifier: bytes, home: bytes, former: bytes = b"") -> None:
-        super().__init__(identifier, None, None)
-        self.home = home
-        self.former = former
-        """Its earlier home, which has died; else empty."""
-        self.borrowed = False
-        """Whether this node is a holder at the home, or about to be."""
-        self.asked = b""
-        """The home, once the value is requested there; else empty."""
-        self.cancelled: tuple[bool, bool] | None = None
-        """How a process here has cancelled its task: (force, recursive)."""
-        self.dropped = False
-        """Whether a copy was dropped for want of room."""
-        self.row_retained = False
-        """Whether the home retains its row for rows of this node, or is about to."""
-
-    @property
-    def place(self) -> ObjectPlace:
-        """Where the value is."""
-        return place_of(self.status, self.value, bool(self.asked))
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether this node needs the object. The home's hold here does not count."""
-        holders = self.holders
-        held = holders is not None and (len(holders - {self.home}) > 0 if isinstance(holders, set) else holders != self.home)
-        return held or self.pins > 0
-
-    def ask(self) -> None:
-        """Note that the value is requested at its home."""
-        self.asked = self.home
-
-    def expect(self, inline: InlineValues) -> None:
-        """Await the value, perhaps once more; it is to be requested again."""
-        super().expect(inline)
-        self.asked = b""
+    def note_durable(self) -> None:
+        """Note that the head's control store may have a copy."""
+        self.durable = DURABLE
 
 
 class ReferenceWatch:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
-from zfabric.machines.local_scheduler.records import DONE, DURABLE, NO_HOME, AnyObject, BorrowedRecord, StreamRecord, TaskRecord
+from zfabric.machines.local_scheduler.records import DONE, DURABLE, NO_HOME, AnyObject, HoldAtHome, StreamRecord, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import ActorUnreferenced, ObjectUnreferenced, StreamUnreferenced
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, is_call, is_put
@@ -70,7 +70,7 @@ class References:
                 unknown.append(object_id)
             else:
                 record.add_holder(process)
-                if isinstance(record, BorrowedRecord):
+                if record.home:
                     self.tables.first_held.append(record)
         return unknown
 
@@ -211,9 +211,8 @@ class References:
                         self.tables.transitions.append(StreamUnreferenced(record))
                 elif not record.fetchers:
                     self._free(record)
-            elif isinstance(record, BorrowedRecord) and record.borrowed and not record.is_needed:
-                record.borrowed = False  # The home's hold here does not need a hold there.
-                self.tables.given_up.append((record.home, record.id))
+            elif record.hold is not None and not record.is_needed and record.hold.give_back():
+                self.tables.given_up.append((record.home, record.object_id))  # The home's hold here does not need a hold there.
         while self.lineage_bytes > self.tables.config.lineage_bytes and self._lineage:
             self.evicted += 1
             self._forget(next(iter(self._lineage.values())))
@@ -298,8 +297,8 @@ class References:
         stream = self.tables.streams.get(record.object_id[:TASK_BYTES]) if self.tables.streams else None
         if stream is not None:
             self.tables.transitions.append(StreamUnreferenced(record))
-        if isinstance(record, BorrowedRecord):
-            self._free_borrowed(record)
+        if record.hold is not None:
+            self._free_borrowed(record, record.hold)
         elif stream is not None and record is not stream.owner:
             self._free_yielded(record, stream)
         elif task is None:
@@ -321,23 +320,22 @@ class References:
         if task is not None and task.state == DONE and not stream.values:
             self.tables.spare.append(task)
 
-    def _free_borrowed(self, record: BorrowedRecord) -> None:
+    def _free_borrowed(self, record: AnyObject, hold: HoldAtHome) -> None:
         """Release the hold on a borrowed object. If a retained row names it, its home retains its row."""
-        if self.tables.objects.get(record.id) not in (record, None):
+        object_id = record.object_id
+        if self.tables.objects.get(object_id) not in (record, None):
             return  # It was replaced when its home was found.
-        self.tables.unwanted.append(record.id)
-        if record.borrowed:
-            self.tables.given_up.append((record.home, record.id))
-            record.borrowed = False
+        self.tables.unwanted.append(object_id)
+        if hold.give_back():
+            self.tables.given_up.append((hold.home, object_id))
         if record.named > 0:
             record.expect(self.tables.inline)
-            if not record.row_retained:
-                record.row_retained = True
+            if hold.retain_row():
                 self.tables.to_retain.append(record)
             return
-        self.tables.objects.pop(record.id, None)
-        if record.row_retained:
-            self.tables.rows_given_up.append((record.home, record.id))
+        self.tables.objects.pop(object_id, None)
+        if hold.row_retained:
+            self.tables.rows_given_up.append((hold.home, object_id))
 
     def retain_rows_for(self, node: bytes, object_ids: Iterable[bytes]) -> None:
         """Retain the rows that make these objects for a node whose rows name them."""

@@ -19,8 +19,8 @@ from zfabric.machines.local_scheduler.records import (
     NO_HOME,
     QUEUES_MOST,
     AnyObject,
-    BorrowedRecord,
     EntrustedRow,
+    HoldAtHome,
     JobRecord,
     NodeRecord,
     ObjectRecord,
@@ -129,11 +129,11 @@ class Tables:
         """Rows of other homes' jobs submitted here in this turn."""
         self.finished: list[TaskRecord] = []
         """Tasks entrusted as unfinished that have ended in this turn."""
-        self.first_held: list[BorrowedRecord] = []
+        self.first_held: list[AnyObject] = []
         """Borrowed objects that a process here began to hold in this turn."""
-        self.to_borrow: list[BorrowedRecord] = []
+        self.to_borrow: list[AnyObject] = []
         """Objects whose homes are to register this node as a holder."""
-        self.to_retain: list[BorrowedRecord] = []
+        self.to_retain: list[AnyObject] = []
         """Objects named by rows here, whose homes are to retain their rows."""
         self.rows_given_up: list[tuple[bytes, bytes]] = []
         """Rows that homes may release: (home, object)."""
@@ -185,7 +185,7 @@ class Tables:
         self.condemned: dict[bytes, None] = {}
         """Id prefixes of children whose parents were cancelled recursively."""
         self.counts: Counter[str] = Counter()
-        self.inline = InlineValues(self.counts)
+        self.inline = InlineValues()
         self.store_room: int | None = None
         """Free bytes of the object store; None if more than half of it is free."""
         self.latencies = Latencies()
@@ -312,6 +312,11 @@ class Tables:
             return task
         return self.objects.get(object_id)
 
+    def refer(self, identifier: bytes, home: bytes, former: bytes = b"") -> ObjectRecord:
+        """Make the record of an object of another node. ``former`` is its dead former home, if any."""
+        record = self.objects[identifier] = ObjectRecord(identifier, None, None, hold=HoldAtHome(home, former))
+        return record
+
     def end_of(self, identifier: bytes) -> AnyObject | None:
         """The record of the end of the stream that an object may be a value of."""
         task_id = identifier[:TASK_BYTES]
@@ -324,9 +329,8 @@ class Tables:
         """
         if not object_ids:
             return ()
-        found = ((object_id, self.find(object_id)) for object_id in dict.fromkeys(object_ids))
-        borrowed = [record for _, record in found if isinstance(record, BorrowedRecord) and record.home != NO_HOME]
-        return tuple((record.id, record.former or record.home) for record in borrowed)
+        found = ((record.object_id, record.hold) for record in map(self.find, dict.fromkeys(object_ids)) if record is not None)
+        return tuple((object_id, hold.former or hold.home) for object_id, hold in found if hold is not None and hold.home != NO_HOME)
 
     def job_fact(self, identifier: bytes) -> tuple[tuple[str, str], ...]:
         """A fact for explanations: the job of a task, an actor or an object."""
@@ -360,7 +364,7 @@ class Tables:
             if not value.asked:
                 value.asked = True
                 self.to_fetch.append(record)
-        elif isinstance(record, BorrowedRecord) and record.status == PENDING and not record.asked:
+        elif record.hold is not None and record.status == PENDING and not record.hold.asked:
             record.ask()
             self.to_fetch.append(record)
 

@@ -46,7 +46,6 @@ from zfabric.machines.local_scheduler.records import (
     LEASED,
     NO_HOME,
     AnyObject,
-    BorrowedRecord,
     JobRecord,
     ObjectRecord,
     TaskRecord,
@@ -341,7 +340,7 @@ class Recovery:
         """Retain a value of another node's stream, unless it is gone: its home may have released it."""
         size = self._stored.get(object_id)
         if size is not None and self.tables.find(object_id) is None:
-            record = self.tables.objects[object_id] = BorrowedRecord(object_id, home)
+            record = self.tables.refer(object_id, home)
             record.add_holder(home)
             record.arrive(Stored(size), self.tables.inline)
             self.outcomes.contain(record, contained)
@@ -502,8 +501,8 @@ class Recovery:
         for object_id, value, contained, durable in message.rows:
             self._take_value(source[1:], object_id, OK, value, contained)
             record = self.tables.find(object_id)
-            if isinstance(record, ObjectRecord):
-                record.durable = DURABLE if durable else record.durable
+            if durable and isinstance(record, ObjectRecord):
+                record.note_durable()
             if type(value) is tuple:
                 self.tables.locates.append((object_id, source[1:]))
         self.values.keep_durable(source[1:], message.rows)
@@ -685,8 +684,7 @@ class Recovery:
         of_stream = object_id[:TASK_BYTES] in self.tables.streams  # A value of a stream may have been requested before it exists.
         if self.tables.unsettled is not None and self.tables.maker_of(object_id) is None and not of_stream:
             self.homeless.append(object_id)
-            record = self.tables.objects[object_id] = BorrowedRecord(object_id, NO_HOME)
-            record.borrowed, record.asked = True, NO_HOME
+            self.tables.refer(object_id, NO_HOME)
             self._note_orphan(object_id)
         else:
             self._known_here(object_id)

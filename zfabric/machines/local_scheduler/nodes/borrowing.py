@@ -1,8 +1,8 @@
 """Holds of this node at the homes of other nodes' objects, and when they may end.
 
 An object has one home, where its holders are registered: processes of the home, and other nodes. A node that receives the id of another
-home's object makes a ``BorrowedRecord``, and registers at the home (``Borrow``, acknowledged by ``Borrowed``) unless the sender retains the
-object for as long as it is needed. Holders are sets, not counts.
+home's object makes a record of it, and registers at the home (``Borrow``, acknowledged by ``Borrowed``) unless the sender retains
+the object for as long as it is needed. Holders are sets, not counts.
 
 The invariant: a message that may end another node's hold (``Release``, ``Ended``, ``EndsReceived``) is sent only when every earlier
 ``Borrow`` of this node has been acknowledged. So a new holder is registered before the lender releases, over any number of nodes.
@@ -24,7 +24,7 @@ from zfabric.machines.local_scheduler.nodes.orphans import Orphans
 from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
 from zfabric.machines.local_scheduler.object_places import PENDING
 from zfabric.machines.local_scheduler.objects.streams import Streams
-from zfabric.machines.local_scheduler.records import BorrowedRecord
+from zfabric.machines.local_scheduler.records import AnyObject
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
@@ -67,13 +67,13 @@ class Borrowing:
         for object_id in object_ids:
             home = known.get(object_id, sender)
             if home != self.node and self.tables.find(object_id) is None:
-                self.tables.objects[object_id] = BorrowedRecord(object_id, home)
+                self.tables.refer(object_id, home)
 
     def settle(self, object_ids: Iterable[bytes]) -> None:
         """Borrow the objects that something here needs, and drop the records of the others."""
         for object_id in object_ids:
             record = self.tables.find(object_id)
-            if isinstance(record, BorrowedRecord):
+            if record is not None and record.home:
                 if record.is_needed:
                     self._borrow(record)
                 else:
@@ -83,14 +83,14 @@ class Borrowing:
         """Drop the records of objects that nothing here needs."""
         for object_id in object_ids:
             record = self.tables.find(object_id)
-            if isinstance(record, BorrowedRecord) and record.holders is None and record.pins <= 0:
+            if record is not None and record.home and record.holders is None and record.pins <= 0:
                 self.tables.spare.append(record)
 
-    def _borrow(self, record: BorrowedRecord) -> None:
-        if record.borrowed:
+    def _borrow(self, record: AnyObject) -> None:
+        hold = record.hold
+        if hold is None or not hold.register():
             return
-        record.borrowed = True
-        if self._released[record.home].pop(record.id, None) is None:  # A hold that is not yet released is still registered.
+        if self._released[hold.home].pop(record.object_id, None) is None:  # A hold that is not yet released is still registered.
             self.tables.to_borrow.append(record)
 
     # -- the order in which things leave --
@@ -106,8 +106,8 @@ class Borrowing:
             for start in range(0, len(object_ids), ROWS_MAX):
                 self.unknown_nodes.send(home, m.RetainRows(tuple(object_ids[start : start + ROWS_MAX])))
         for record in self.tables.to_borrow:
-            if not self.unknown_nodes.is_dead(record.home) or self.orphans.rehome(record):
-                by_home[record.home].append(record.id)
+            if self._has_home(record):
+                by_home[record.home].append(record.object_id)
         self.tables.to_borrow.clear()
         for home, object_ids in by_home.items():
             for start in range(0, len(object_ids), ROWS_MAX):
@@ -118,10 +118,14 @@ class Borrowing:
     def _take_rows_to_retain(self) -> dict[bytes, list[bytes]]:
         by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for record in self.tables.to_retain:
-            if record.row_retained and (not self.unknown_nodes.is_dead(record.home) or self.orphans.rehome(record)):
-                by_home[record.home].append(record.id)
+            if record.hold is not None and record.hold.row_retained and self._has_home(record):
+                by_home[record.home].append(record.object_id)
         self.tables.to_retain.clear()
         return by_home
+
+    def _has_home(self, record: AnyObject) -> bool:
+        """Whether another node is an object's home, perhaps since the one before is dead."""
+        return record.home != b"" and (not self.unknown_nodes.is_dead(record.home) or self.orphans.rehome(record))
 
     @property
     def is_clear(self) -> bool:
@@ -170,14 +174,14 @@ class Borrowing:
         self._released.pop(node, None)
         for record in self.tables.values():
             record.drop_fetcher(node)
-            if isinstance(record, BorrowedRecord) and record.status == PENDING and record.asked == node:
+            if record.hold is not None and record.status == PENDING and record.hold.asked == node:
                 self.tables.to_fetch.append(record)
 
     def repeat(self, node: bytes) -> None:
         """Borrow again all that this node holds of another. Waiting messages now wait for these holds."""
-        objects = [each for each in self.tables.objects.values() if isinstance(each, BorrowedRecord) and each.home == node]
-        self.borrow(node, [each.id for each in objects if each.borrowed])
-        self.tables.to_retain += [each for each in objects if each.row_retained]
+        holds = [(each, each.hold) for each in self.tables.objects.values() if each.hold is not None and each.hold.home == node]
+        self.borrow(node, [each.id for each, hold in holds if hold.registered])
+        self.tables.to_retain += [each for each, hold in holds if hold.row_retained]
         self._behind = deque((self._last, to, message) for _, to, message in self._behind)
         for waiting in self._released.values():
             waiting.update(dict.fromkeys(waiting, self._last))
@@ -186,8 +190,9 @@ class Borrowing:
     def repeat_cancelled(self, node: bytes) -> None:
         """Repeat the cancellations that processes here requested of tasks whose home is that node."""
         for record in self.tables.objects.values():
-            if isinstance(record, BorrowedRecord) and record.home == node and record.cancelled and record.status == PENDING:
-                self.tables.send_to_node(node, m.Cancel((record.id,), *record.cancelled))
+            hold = record.hold
+            if hold is not None and hold.home == node and hold.cancelled and record.status == PENDING:
+                self.tables.send_to_node(node, m.Cancel((record.id,), *hold.cancelled))
 
     def borrow(self, node: bytes, object_ids: list[bytes], certain: bool = True) -> list[int]:
         """Send ``Borrow`` for these objects; return the numbers of the messages.

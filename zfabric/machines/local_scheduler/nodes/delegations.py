@@ -21,7 +21,7 @@ from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes, contained_
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
-from zfabric.protocol.messages import LOST, OK
+from zfabric.protocol.messages import LOST
 from zfabric.protocol.options import names_objects, only_prefers, option
 
 ACKNOWLEDGE_AFTER = 0.02
@@ -116,7 +116,7 @@ class Delegations:
             return True
         may = self.references.may_travel
         dependencies = self._dependencies(task)
-        if any(record.status != OK or record.value is None for record in dependencies):
+        if not all(record.is_here for record in dependencies):
             return False  # Something was lost since it became ready.
         return all(map(may, task.contains())) and all(may(each) for record in dependencies for each in record.contained)
 

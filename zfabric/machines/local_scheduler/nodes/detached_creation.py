@@ -14,7 +14,7 @@ from typing import NamedTuple
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.executions import Executions
-from zfabric.machines.local_scheduler.records import BorrowedRecord, FunctionRecord
+from zfabric.machines.local_scheduler.records import FunctionRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.submission import Submission
@@ -114,9 +114,9 @@ class DetachedCreation:
         """Enter the handle: the head has registered this node as a holder."""
         record = self.tables.find(handle)
         if record is None:
-            record = self.tables.objects[handle] = BorrowedRecord(handle, self.tables.head)
-        if isinstance(record, BorrowedRecord):
-            record.borrowed = True
+            record = self.tables.refer(handle, self.tables.head)
+        if record.hold is not None:
+            record.hold.register()
             if process:
                 record.add_holder(process)
             else:

@@ -23,7 +23,7 @@ from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.guests import Guests
 from zfabric.machines.local_scheduler.nodes.placement.back import Returns
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
-from zfabric.machines.local_scheduler.records import DONE, IDLE, AnyObject, BorrowedRecord, JobRecord
+from zfabric.machines.local_scheduler.records import DONE, IDLE, AnyObject, JobRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import DRAINED, EndNode
@@ -165,7 +165,7 @@ class Draining:
         found: dict[bytes, bytes] = {}
         for record in self.tables.values():
             nodes = [each for each in sorted(record.all_holders) if each in self.tables.nodes]
-            if isinstance(record, BorrowedRecord):
+            if record.home:
                 if type(record.value) is Stored and record.home in nodes:
                     found[record.object_id] = record.home
             elif nodes and _is_here(record) and record.object_id not in self._copied:

@@ -17,7 +17,7 @@ from zfabric.machines.local_scheduler.nodes.children import Children
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.fetching import Fetching
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere
-from zfabric.machines.local_scheduler.records import DONE, BorrowedRecord, FunctionRecord, JobRecord, NodeRecord, RefusedRow, TaskRecord
+from zfabric.machines.local_scheduler.records import DONE, FunctionRecord, JobRecord, NodeRecord, RefusedRow, TaskRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.submission import Submission
 from zfabric.machines.local_scheduler.tables import Tables
@@ -180,7 +180,7 @@ class Executions:
         for object_id, value, contained in values:
             self.borrowing.refer((object_id, *contained), homes, sender)
             record = self.tables.find(object_id)
-            if not isinstance(record, BorrowedRecord) or record.status != PENDING:
+            if record is None or not record.home or record.status != PENDING:
                 continue
             if isinstance(value, tuple):
                 self.fetching.expect(record, value, contained, homes, sender)

@@ -35,7 +35,6 @@ from zfabric.machines.local_scheduler.records import (
     NOT_DURABLE,
     READY,
     AnyObject,
-    BorrowedRecord,
     EntrustedRow,
     JobRecord,
     NodeRecord,
@@ -255,14 +254,14 @@ class Failover:
 
     def _fail_orphan(self, identifier: bytes, dead: bytes) -> None:
         record = self.tables.find(identifier)
-        if isinstance(record, BorrowedRecord) and record.home == dead:
+        if record is not None and record.home == dead:
             self.borrowing.orphans.fail(record)
 
     def _found(self, takeover: _Takeover, dead: bytes, identifier: bytes, needed: tuple[bool, bool], copy: _Copy) -> None:
         node, (held, named) = copy.node, needed
         record = self.tables.find(identifier)
         if record is None and (held or named or copy.status == OK) and self.tables.job_home(identifier) == b"":
-            record = self.tables.objects[identifier] = BorrowedRecord(identifier, dead)
+            record = self.tables.refer(identifier, dead)
         if record is None:
             return
         if held:
@@ -271,7 +270,7 @@ class Failover:
             self.references.retain_rows_for(node, (identifier,))
         if copy.status == PENDING:
             return
-        if isinstance(record, BorrowedRecord) and record.status == PENDING:
+        if record.home and record.status == PENDING:
             takeover.copies[identifier].append(copy)
         elif copy.status == OK:
             self.tables.given_up.append((node, identifier))
@@ -351,8 +350,7 @@ class Failover:
     def _take_over(self, dead: bytes, takeover: _Takeover, now: float) -> None:
         """Become the home of the dead node's tasks and objects; the order is in the module's text."""
         rows = self.tables.entrusted.pop(dead, {})
-        orphans = [each for each in self.tables.objects.values() if isinstance(each, BorrowedRecord) and each.home == dead]
-        orphans = [each for each in orphans if self.tables.job_home(each.id) == b""]
+        orphans = [each for each in self.tables.objects.values() if each.home == dead and self.tables.job_home(each.id) == b""]
         for orphan in orphans:
             orphan.drop_holder(self.tables.node)
         wanted = [each.id[:TASK_BYTES] for each in orphans if each.is_needed or each.named or each.fetchers or each.dependents]
@@ -361,7 +359,9 @@ class Failover:
         for entrusted in [each for task_id, each in rows.items() if task_id not in tasks]:
             self._drop(entrusted)
         records: list[AnyObject] = [value for task in tasks.values() for value in task.values()]
-        records += self._restore_objects(each for each in orphans if self.tables.find(each.id) is each)
+        for orphan in [each for each in orphans if self.tables.find(each.id) is each]:
+            self._become_home(orphan)
+            records.append(orphan)
         for task in tasks.values():
             records += self._refer(task, rows[task.id].homes)
         for task in tasks.values():
@@ -403,8 +403,7 @@ class Failover:
     def _retain_foreign_rows(self, tasks: Iterable[TaskRecord]) -> None:
         """Have the homes of the objects that these tasks name retain their rows."""
         for record in (self.tables.find(each) for task in tasks for each in named_by(task)):
-            if isinstance(record, BorrowedRecord) and not record.row_retained:
-                record.row_retained = True
+            if record is not None and record.hold is not None and record.hold.retain_row():
                 self.tables.to_retain.append(record)
 
     def _restore_tasks(self, dead: bytes, rows: dict[bytes, EntrustedRow], wanted: list[bytes], now: float) -> dict[bytes, TaskRecord]:
@@ -442,7 +441,9 @@ class Failover:
         for value in task.values():
             if not runs:
                 value.lose(tables.inline)
-            self._replace(tables.objects.pop(value.object_id, None), value)
+            orphan = tables.objects.pop(value.object_id, None)
+            if orphan is not None:
+                self._join(value, orphan)
             if isinstance(value, ObjectRecord):
                 tables.objects[value.object_id] = value
         self.admission.set_terms(task, now)
@@ -464,26 +465,22 @@ class Failover:
             record.lose(self.tables.inline)
         return [self.tables.objects[each] for each in unknown]
 
-    def _restore_objects(self, orphans: Iterable[BorrowedRecord]) -> list[AnyObject]:
-        found: list[AnyObject] = []
-        for orphan in orphans:
-            record = ObjectRecord(orphan.id, None, None, _durability(orphan.id))
-            record.lose(self.tables.inline)
-            self._replace(orphan, record)
-            self.tables.objects[orphan.id] = record
-            found.append(record)
-        return found
+    def _become_home(self, orphan: ObjectRecord) -> None:
+        """Make this node the home of an object that no row makes. A value that is not here counts as lost for now."""
+        orphan.become_home(_durability(orphan.id))
+        if orphan.status == PENDING:
+            orphan.lose(self.tables.inline)
+        self.tables.protect(orphan)
+        self.tables.unwanted.append(orphan.id)  # A rebuilt value may differ from the copy that is under way.
 
-    def _replace(self, old: ObjectRecord | None, new: AnyObject) -> None:
-        """Move an object's state into a record of this node."""
-        if old is None:
-            return
-        if new.join(old, self.tables.inline):
-            if new.status != OK:
-                self.tables.note_failure(new)
-            self.tables.protect(new)
-        self.tables.unwanted.append(new.object_id)  # A rebuilt value may differ from the copy that is under way.
-        self.tables.for_nodes = [(node, new if each is old else each) for node, each in self.tables.for_nodes]
+    def _join(self, value: AnyObject, orphan: ObjectRecord) -> None:
+        """Move the state of a dead node's object into the record of a restored task's value."""
+        if value.join(orphan, self.tables.inline):
+            if value.status != OK:
+                self.tables.note_failure(value)
+            self.tables.protect(value)
+        self.tables.unwanted.append(value.object_id)  # A rebuilt value may differ from the copy that is under way.
+        self.tables.for_nodes = [(node, value if each is orphan else each) for node, each in self.tables.for_nodes]
 
     def _adopt_values(self, takeover: _Takeover, records: list[AnyObject]) -> None:
         """Adopt one copy of each lost value, and release the other copies."""

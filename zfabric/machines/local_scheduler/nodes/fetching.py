@@ -16,7 +16,7 @@ from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.orphans import Orphans
 from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
-from zfabric.machines.local_scheduler.records import WAITING, AnyObject, BorrowedRecord
+from zfabric.machines.local_scheduler.records import WAITING, AnyObject
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
@@ -73,12 +73,12 @@ class Fetching:
         for record in self.tables.values():
             if isinstance(record.value, Elsewhere) and record.value.place == node:
                 self.rebuilding.copy_lost(record, "the node that had it is dead")
-            elif isinstance(record, BorrowedRecord) and record.asked == node:
+            elif record.hold is not None and record.hold.asked == node:
                 self._ask_next_home(record)
             if record.home and record.holders is None and record.pins <= 0:
                 self.tables.spare.append(record)
 
-    def _ask_next_home(self, record: BorrowedRecord) -> None:
+    def _ask_next_home(self, record: AnyObject) -> None:
         """Request a value of a dead home from the heir. If this node is the heir, the value waits for the succession."""
         if record.status == PENDING and self.orphans.rehome(record):
             self.tables.want(record)
@@ -169,7 +169,7 @@ class Fetching:
             for record in wanted:
                 if isinstance(record.value, Elsewhere):
                     self.copies.pull(record.object_id, *self.copies.places(record.value), ended=self._copied)
-                elif isinstance(record, BorrowedRecord) and self.unknown_nodes.is_dead(record.home):
+                elif record.home and self.unknown_nodes.is_dead(record.home):
                     self._ask_next_home(record)
                 elif record.home:
                     by_home[record.home].append(record.object_id)
@@ -179,24 +179,24 @@ class Fetching:
         """Accept requested values or offers."""
         for object_id, status, value, contained in message.rows:
             record = self.tables.find(object_id)
-            if isinstance(record, BorrowedRecord) and record.status == PENDING:
+            if record is not None and record.home and record.status == PENDING:
                 if isinstance(value, tuple) and value:
                     self.copies.stop(object_id)  # Requested again: the value may have been made again.
                     self.expect(record, value, contained, message.homes, source[1:])
                 else:
                     self._receive(record, status, value, contained, message.homes, source[1:])
 
-    def expect(self, record: BorrowedRecord, offer: m.Row, contained: m.Ids, homes: m.Rows, sender: bytes) -> None:
+    def expect(self, record: AnyObject, offer: m.Row, contained: m.Ids, homes: m.Rows, sender: bytes) -> None:
         """Have a large value copied; ``offer`` is its size and nodes. The refs inside are held from now on."""
         self.borrowing.refer(contained, homes, sender)
         self.outcomes.contain(record, contained)
         self.borrowing.settle(contained)
         record.ask()
-        self.copies.pull(record.id, offer[0], offer[1:], ended=self._copied)
+        self.copies.pull(record.object_id, offer[0], offer[1:], ended=self._copied)
 
-    def _receive(self, record: BorrowedRecord, status: int, value: object, contained: m.Ids, homes: m.Rows, sender: bytes) -> None:
+    def _receive(self, record: AnyObject, status: int, value: object, contained: m.Ids, homes: m.Rows, sender: bytes) -> None:
         if not isinstance(value, bytes):
-            text = f"object {short(record.id)} is unknown at its home: its last reference was dropped, or its job has ended"
+            text = f"object {short(record.object_id)} is unknown at its home: its last reference was dropped, or its job has ended"
             status, value = FAILED, pack_failure("ObjectFreedError", text)
         refs = contained if status == OK else refs_in(value)
         self.borrowing.refer(refs, homes, sender)
@@ -219,8 +219,8 @@ class Fetching:
                 self._not_copied(record, message)
             return
         place = (message.offset, message.size)
-        if isinstance(record, BorrowedRecord) and record.status == PENDING:
-            self.outcomes.set_value(record, place, record.contained, writer, not record.dropped)
+        if record is not None and record.hold is not None and record.status == PENDING:
+            self.outcomes.set_value(record, place, record.contained, writer, not record.hold.dropped)
             self._arrived(record)
         elif record is not None and isinstance(record.value, Elsewhere):
             before = record.value
@@ -235,7 +235,7 @@ class Fetching:
         """Request a wanted value again; or fail its readers if this node has no room."""
         if isinstance(record.value, Elsewhere):
             record.value.asked = False
-        elif isinstance(record, BorrowedRecord) and record.status == PENDING:
+        elif record.home and record.status == PENDING:
             record.expect(self.tables.inline)
         else:
             return
@@ -266,7 +266,7 @@ class Fetching:
         """Retain copies for their home, which has lost its own."""
         for object_id in message.object_ids:
             record = self.tables.find(object_id)
-            if isinstance(record, BorrowedRecord) and type(record.value) is Stored:
+            if record is not None and record.home and type(record.value) is Stored:
                 record.add_holder(source[1:])
                 self.tables.protect(record)
             elif source[1:] in self.tables.nodes:

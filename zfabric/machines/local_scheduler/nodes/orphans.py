@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from zfabric.config import ROWS_MAX
-from zfabric.machines.local_scheduler.object_places import PENDING, Stored
-from zfabric.machines.local_scheduler.records import BorrowedRecord, TaskRecord
+from zfabric.machines.local_scheduler.object_places import PENDING, ObjectPlace, Stored
+from zfabric.machines.local_scheduler.records import AnyObject, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
@@ -37,11 +37,12 @@ class Orphans:
         """
         objects: defaultdict[bytes, list[m.Row]] = defaultdict(list)
         for record in self.tables.values():
-            if isinstance(record, BorrowedRecord) and record.home == dead:
-                home = self.tables.job_home(record.id)
+            if record.home == dead:
+                home = self.tables.job_home(record.object_id)
                 if home == b"":
                     if dead in record.all_holders:
-                        _swap_holder(record, dead, self.tables.node)
+                        record.drop_holder(dead)
+                        record.add_holder(self.tables.node)
                 elif home in self.tables.nodes:
                     objects[home].append(self._move(record, home))
         attempts: defaultdict[bytes, list[m.Row]] = defaultdict(list)
@@ -52,22 +53,20 @@ class Orphans:
             self._send(home, dead, objects[home], attempts[home])
         return [home for home, rows in objects.items() if rows]
 
-    def _move(self, record: BorrowedRecord, home: bytes) -> m.Row:
+    def _move(self, record: AnyObject, home: bytes) -> m.Row:
         """Set the home of the job as a record's home. Return the row for ``Remains``."""
-        dead, record.home, record.former = record.home, home, record.home
+        is_asked = record.place is ObjectPlace.ASKED
+        record.move_home(home)
         if record.is_here:
-            _swap_holder(record, dead, home)
             self.tables.protect(record)
             if type(record.value) is bytes:  # Agents copy only from the arena.
                 self.outcomes.references.move_to_arena(record)
-        else:
-            record.drop_holder(dead)
-        record.borrowed = record.is_needed or bool(record.fetchers)
-        record.row_retained = record.named > 0
-        if record.status == PENDING and record.asked == dead:
+        if is_asked:
             record.expect(self.tables.inline)
             self.tables.want(record)
-        return (record.id, record.borrowed, record.named > 0, *_outcome(record))
+        hold = record.hold
+        assert hold is not None
+        return (record.object_id, hold.registered, hold.row_retained, *_outcome(record))
 
     def _move_attempt(self, task: TaskRecord, attempts: defaultdict[bytes, list[m.Row]]) -> None:
         home = self.tables.job_home(task.id)
@@ -87,31 +86,33 @@ class Orphans:
         if self.tables.nodes[home].daemon:  # Others may not know this node: they receive it when they register.
             self.tables.send_to_node(home, m.Remains(dead, (), (), (), True))
 
-    def rehome(self, record: BorrowedRecord) -> bool:
+    def rehome(self, record: AnyObject) -> bool:
         """Register an object of a dead home, unknown here at the death, at the home of its job.
 
         Return whether that is another node. If this node is the heir and has taken over, the value is lost.
         """
-        home = self.tables.job_home(record.id)
+        home = self.tables.job_home(record.object_id)
         if home in self.tables.nodes:
+            dead = record.home
             object_id, held, named, *_ = self._move(record, home)
-            self.tables.send_to_node(home, m.Remains(record.former, ((object_id, held, named, PENDING, b"", ()),), (), (), False))
+            self.tables.send_to_node(home, m.Remains(dead, ((object_id, held, named, PENDING, b"", ()),), (), (), False))
             return True
         if home != b"" or self.tables.dead[record.home]:
             self.fail(record)
         return False
 
-    def fail(self, record: BorrowedRecord) -> None:
+    def fail(self, record: AnyObject) -> None:
         """Fail a value that nothing can make again. If it was put, the head may have it."""
-        if record.status == PENDING and is_put(record.id):
-            self.tables.durable_wanted.append((record.id, "the node where it was made is dead"))
+        if record.status == PENDING and is_put(record.object_id):
+            self.tables.durable_wanted.append((record.object_id, "the node where it was made is dead"))
         elif record.status == PENDING:
-            text = f"object {short(record.id)} is lost: the node where it was made is dead, and no other node had the task that makes it"
+            why = "the node where it was made is dead, and no other node had the task that makes it"
+            text = f"object {short(record.object_id)} is lost: {why}"
             self.outcomes.set_failure(record, FAILED, pack_failure("ObjectLostError", text))
             self.outcomes.announce(record)
 
 
-def _outcome(record: BorrowedRecord) -> m.Row:
+def _outcome(record: AnyObject) -> m.Row:
     """What ``Remains`` has of a value here: ``(status, value, refs inside)``."""
     value = record.value
     if record.status == OK and isinstance(value, bytes | Stored):
@@ -119,8 +120,3 @@ def _outcome(record: BorrowedRecord) -> m.Row:
     if isinstance(value, bytes) and (record.status != FAILED or unpack_failure(value)[0] not in OF_READERS):
         return (record.status, value, record.contained)
     return (PENDING, b"", ())
-
-
-def _swap_holder(record: BorrowedRecord, old: bytes, new: bytes) -> None:
-    record.drop_holder(old)
-    record.add_holder(new)

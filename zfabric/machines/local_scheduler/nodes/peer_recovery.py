@@ -29,7 +29,7 @@ from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere
 from zfabric.machines.local_scheduler.objects.streams import Streams
-from zfabric.machines.local_scheduler.records import DONE, NO_HOME, WAITING, AnyObject, BorrowedRecord, NodeRecord, ObjectRecord
+from zfabric.machines.local_scheduler.records import DONE, NO_HOME, WAITING, AnyObject, NodeRecord, ObjectRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -150,8 +150,8 @@ class PeerRecovery:
     def name_homes(self, node: bytes) -> None:
         """Set a dead node as the home of homeless objects that its entrusted rows make."""
         for record in filter(self._is_homeless, map(self.tables.find, self.recovery.homeless if not self.settled else ())):
-            if isinstance(record, BorrowedRecord) and record.id[:TASK_BYTES] in self.tables.entrusted.get(node, ()):
-                record.home = node
+            if record is not None and record.object_id[:TASK_BYTES] in self.tables.entrusted.get(node, ()):
+                record.find_home(node)
 
     def begin_anew(self, node: bytes) -> None:
         """Drop the reports of a node's former daemon: the next one repeats them."""
@@ -246,11 +246,9 @@ class PeerRecovery:
             if of_stream and record is None:
                 self._unread.append((node, object_id))
                 continue
-            if record is not None and self._is_homeless(record) and record.status == PENDING:
+            if isinstance(record, ObjectRecord) and self._is_homeless(record) and record.status == PENDING:
                 # This node is the home, e.g. of a call's result whose caller has no outcome.
-                before = self.tables.objects.pop(object_id)
-                record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
-                self._inherit(record, before)
+                record.become_home()
             is_of_actor = record is not None and record.task is not None and record.task.function.actor is not None
             if record is None or record.home or record.value is not None or is_of_actor:  # Actors are reported otherwise.
                 if record is None or not isinstance(record.value, Elsewhere) or record.value.place != node:
@@ -301,38 +299,57 @@ class PeerRecovery:
             record = self.tables.find(object_id)
             if isinstance(record, ObjectRecord) and self._is_homeless(record):
                 record.add_holder(node)
-                self._enter_here(object_id, record, node)
-            elif record is None and not self._of_dead_home(object_id, node):
-                self._lose(object_id)
+                self._enter_here(record, node)
+            elif record is None and (home := self._dead_home_of(object_id)):
+                self.tables.refer(object_id, home).add_holder(node)
+            elif record is None:
+                record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
+                self._lose(record)
 
-    def _enter_here(self, object_id: bytes, before: ObjectRecord, node: bytes = b"") -> None:
+    def _enter_here(self, record: ObjectRecord, node: bytes = b"") -> None:
         """Restore a homeless object as one of this node.
 
         If ``node`` holds it and has yet to repeat its retained values and ended attempts, the object remains homeless rather than lost.
         """
+        object_id = record.id
         del self.tables.objects[object_id]
-        if before.status == PENDING:
+        if record.status == PENDING:
             self.recovery.known_here(object_id)
-        record = self.tables.find(object_id) or self._came_meanwhile(object_id, before)
-        if record is None and node:
-            record = self._of_dead_home(object_id, node)
-            if record is None:
-                self.tables.objects[object_id] = before
+        restored = self.tables.find(object_id)
+        if restored is not None:
+            self._join(restored, record)
+        else:
+            self.tables.objects[object_id] = record
+            if not self._find_home(record, node):
                 return
-        record = record or self._lose(object_id)
-        self._inherit(record, before)
-        if record.status != PENDING:
-            self.outcomes.announce(record)
-        self.tables.spare.append(record)
+        found = restored or record
+        if found.status != PENDING:
+            self.outcomes.announce(found)
+        self.tables.spare.append(found)
 
-    def _of_dead_home(self, object_id: bytes, node: bytes) -> BorrowedRecord | None:
-        """Restore an object of a task that was entrusted to this node; ``node`` knows that the task's home is dead."""
-        home = next((each for each, rows in self.tables.entrusted.items() if object_id[:TASK_BYTES] in rows), b"")
-        if not home:
-            return None
-        record = self.tables.objects[object_id] = BorrowedRecord(object_id, home)
-        record.add_holder(node)
-        return record
+    def _find_home(self, record: ObjectRecord, node: bytes) -> bool:
+        """Set the home of an object of which nothing was restored. Return False if it remains homeless."""
+        if record.status != PENDING or self.tables.promises.actor(record.id):  # A process here has supplied or promised it since.
+            record.become_home()
+        elif not node:
+            record.become_home()
+            self._lose(record)
+        elif home := self._dead_home_of(record.id):
+            record.find_home(home).give_back()
+            record.expect(self.tables.inline)
+            record.add_holder(node)
+        return record.home != NO_HOME
+
+    def _dead_home_of(self, object_id: bytes) -> bytes:
+        """The dead home that has entrusted the task of an object to this node; empty if there is none."""
+        return next((home for home, rows in self.tables.entrusted.items() if object_id[:TASK_BYTES] in rows), b"")
+
+    def _join(self, restored: AnyObject, homeless: ObjectRecord) -> None:
+        """Move the state of a homeless object into the record that was restored for it."""
+        restored.join(homeless, self.tables.inline)
+        stream = self.tables.streams.get(homeless.id[:TASK_BYTES])
+        if stream is not None and stream.owner is homeless:
+            stream.owner = restored
 
     def search(self, node: bytes) -> None:
         """Ask a node whether it is the home of homeless objects."""
@@ -355,16 +372,17 @@ class PeerRecovery:
 
     def _found(self, object_id: bytes, home: bytes) -> None:
         record = self.tables.find(object_id)
-        if not isinstance(record, BorrowedRecord) or record.home not in (NO_HOME, home):
+        hold = record.hold if record is not None else None
+        if record is None or hold is None or hold.home not in (NO_HOME, home):
             self.tables.given_up.append((home, object_id))
-        elif record.home == NO_HOME:
-            record.home = home
+        elif hold.home == NO_HOME:
+            record.find_home(home)
             self.tables.counts["searched"] += 1
             self.wake(record)
-            if record.cancelled:
-                self.tables.send_to_node(home, m.Cancel((object_id,), *record.cancelled))
+            if hold.cancelled:
+                self.tables.send_to_node(home, m.Cancel((object_id,), *hold.cancelled))
 
-    def wake(self, record: BorrowedRecord) -> None:
+    def wake(self, record: AnyObject) -> None:
         """Request a value whose home is now known, if something waits for it."""
         if record.status != PENDING:
             return
@@ -377,10 +395,10 @@ class PeerRecovery:
         homeless, self.recovery.homeless = self.recovery.homeless, []
         for value in list(self.tables.objects.values()):
             end = self.tables.end_of(value.id) if self._is_homeless(value) else None
-            if end is None or end is value or not isinstance(value, BorrowedRecord):
+            if end is None or end is value:
                 continue
-            if isinstance(end, BorrowedRecord) and end.home != NO_HOME:
-                value.home, value.borrowed = end.home, False
+            if end.home and end.home != NO_HOME:
+                value.find_home(end.home).give_back()
                 self.tables.first_held.append(value)
                 self.wake(value)
             else:
@@ -388,30 +406,13 @@ class PeerRecovery:
         for object_id in homeless:
             before = self.tables.objects.get(object_id)
             if before is not None and self._is_homeless(before):
-                self._enter_here(object_id, before)
-
-    def _inherit(self, record: AnyObject, before: ObjectRecord) -> None:
-        """Move holders, pins, fetchers and dependents to another record of the object."""
-        record.join(before, self.tables.inline)
-        stream = self.tables.streams.get(record.object_id[:TASK_BYTES])
-        if stream is not None and stream.owner is before:
-            stream.owner = record
-
-    def _came_meanwhile(self, object_id: bytes, before: ObjectRecord) -> ObjectRecord | None:
-        """Restore an object that a process here has promised or supplied since. None if there is no such process."""
-        if before.status == PENDING and not self.tables.promises.actor(object_id):
-            return None
-        record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
-        if before.status != PENDING:
-            record.lose(self.tables.inline)
-        return record
+                self._enter_here(before)
 
     def _is_homeless(self, record: AnyObject | None) -> bool:
         return record is not None and record.home == NO_HOME
 
-    def _lose(self, object_id: bytes) -> ObjectRecord:
-        record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
-        text = f"object {short(object_id)} is lost: nothing that would tell of it survived its node's daemon"
+    def _lose(self, record: ObjectRecord) -> None:
+        """Fail an object of which nothing is left."""
+        text = f"object {short(record.id)} is lost: nothing that would tell of it survived its node's daemon"
         record.fail(FAILED, pack_failure("ObjectLostError", text), self.tables.inline)
-        self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = True
-        return record
+        self.tables.orphans.setdefault(record.id[:TASK_BYTES], {})[record.id] = True

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from zfabric.machines.local_scheduler.due import QUERIES
-from zfabric.machines.local_scheduler.records import BorrowedRecord
 from zfabric.machines.local_scheduler.reports.diagnoses import COPY
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
@@ -217,7 +216,7 @@ class ClusterQueries:
                 if type(actor_id) is not bytes or len(actor_id) != TASK_BYTES:
                     raise ValueError("an actor has an id")
                 if node != self.node and self.tables.find(actor_id + FIRST_RETURN) is None:
-                    self.tables.objects[actor_id + FIRST_RETURN] = BorrowedRecord(actor_id + FIRST_RETURN, node)
+                    self.tables.refer(actor_id + FIRST_RETURN, node)
                 return actor_id, blueprint
         return None
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 
 from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
-from zfabric.machines.local_scheduler.records import NO_HOME, BorrowedRecord, ReferenceWatch
+from zfabric.machines.local_scheduler.records import NO_HOME, AnyObject, ReferenceWatch
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import ObjectUnreferenced
@@ -61,7 +61,7 @@ class ReferenceWatches:
             watch.asked.discard(source[1:])
             watch.searched = True
             record = self.tables.find(object_id)
-            if isinstance(record, BorrowedRecord) and not watch.asked and not self._waits(watch, record):
+            if record is not None and record.home and not watch.asked and not self._waits(watch, record):
                 self._conclude(object_id)
             else:
                 self._decide(object_id, watch)
@@ -81,7 +81,7 @@ class ReferenceWatches:
             if watch is not None:
                 self._decide(object_id, watch)
 
-    def _waits(self, watch: ReferenceWatch, record: BorrowedRecord) -> bool:
+    def _waits(self, watch: ReferenceWatch, record: AnyObject) -> bool:
         """Whether it is unknown who decides."""
         return self.references.paused or record.home == NO_HOME or not self._has_taken_over(watch.former)
 
@@ -97,7 +97,7 @@ class ReferenceWatches:
             return
         if watch.former:  # The survivors have reported their needs.
             watch.former, watch.searched = b"", True
-        if isinstance(record, BorrowedRecord):
+        if record is not None and record.home:
             self._ask_home(record, watch)
         elif record is not None:
             self.tables.spare.append(record)  # It may have been freed, and retained for rows that name it.
@@ -110,20 +110,20 @@ class ReferenceWatches:
         else:
             self._conclude(object_id)
 
-    def _ask_home(self, record: BorrowedRecord, watch: ReferenceWatch) -> None:
+    def _ask_home(self, record: AnyObject, watch: ReferenceWatch) -> None:
         home = record.home
         if home in self.tables.dead:
-            heir = self.tables.job_home(record.id)
+            heir = self.tables.job_home(record.object_id)
             if heir and heir in self.tables.nodes:
-                self._ask(record.id, watch, heir, home)
+                self._ask(record.object_id, watch, heir, home)
             elif record.is_needed or not self._has_taken_over(home):
-                self.undecided[record.id] = None
+                self.undecided[record.object_id] = None
             else:
-                self._conclude(record.id)
+                self._conclude(record.object_id)
         elif home == NO_HOME:
-            self.undecided[record.id] = None
+            self.undecided[record.object_id] = None
         else:
-            self._ask(record.id, watch, home)
+            self._ask(record.object_id, watch, home)
 
     def _ask(self, object_id: bytes, watch: ReferenceWatch, node: bytes, former: bytes = b"") -> None:
         if node not in watch.asked:

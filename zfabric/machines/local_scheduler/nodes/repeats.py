@@ -35,7 +35,7 @@ from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
 from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
 from zfabric.machines.local_scheduler.objects.streams import Streams
-from zfabric.machines.local_scheduler.records import DONE, NO_HOME, AnyObject, BorrowedRecord, NodeRecord
+from zfabric.machines.local_scheduler.records import DONE, NO_HOME, AnyObject, NodeRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -142,18 +142,16 @@ class Repeats:
     def _send_retained(self, home: bytes, records: Iterable[AnyObject | None]) -> None:
         """Send a home the sizes of its values, among these, that this node retains."""
         retained = tuple(
-            (each.id, each.value.size, each.contained)
+            (each.object_id, each.value.size, each.contained)
             for each in records
-            if isinstance(each, BorrowedRecord) and each.home == home and type(each.value) is Stored and home in each.all_holders
+            if each is not None and each.home == home and type(each.value) is Stored and home in each.all_holders
         )
         for rows in _batches(retained):
             self.tables.send_to_node(home, m.RetainedValues(rows, self._homes(rows)))
 
     def _name_jobs(self, token: bytes) -> None:
         """Send a node the jobs of the objects borrowed from it, which its daemon may not have written."""
-        objects = (
-            each for each in self.tables.objects.values() if isinstance(each, BorrowedRecord) and each.borrowed and each.home == token
-        )
+        objects = (each for each in self.tables.objects.values() if each.home == token and each.hold is not None and each.hold.registered)
         for job in map(self.tables.jobs.get, dict.fromkeys(each.id[:JOB_BYTES] for each in objects)):
             if job is not None and not job.ended:
                 about = (job.id, job.namespace, job.home or self.tables.node)
@@ -190,16 +188,15 @@ class Repeats:
         for object_id, contained in message.rows:
             record = self.tables.find(object_id)
             size = self.peer_recovery.recovery.stored_size(object_id)
-            if isinstance(record, BorrowedRecord) and record.value is not None:
+            if record is not None and record.home and record.value is not None:
                 record.add_holder(home)
-            elif size is None or not (record is None or isinstance(record, BorrowedRecord)):
+            elif size is None or (record is not None and not record.home):
                 self.tables.send_to_node(home, m.CopyLost(object_id, "its daemon was restarted, and the value was not found"))
             else:
-                self._claimed(record or BorrowedRecord(object_id, home), home, size, contained, message.homes)
+                self._claimed(record or self.tables.refer(object_id, home), home, size, contained, message.homes)
 
-    def _claimed(self, record: BorrowedRecord, home: bytes, size: int, contained: m.Ids, homes: m.Rows) -> None:
-        self.tables.objects[record.id] = record
-        record.home = home
+    def _claimed(self, record: AnyObject, home: bytes, size: int, contained: m.Ids, homes: m.Rows) -> None:
+        record.find_home(home)
         record.add_holder(home)
         self.borrowing.refer(contained, homes, home)
         record.arrive(Stored(size), self.tables.inline)

@@ -13,9 +13,7 @@ from zfabric.machines.local_scheduler.records import (
     DONE,
     DURABLE,
     FORMER,
-    NO_HOME,
     NOT_DURABLE,
-    BorrowedRecord,
     ObjectRecord,
     ProcessRecord,
 )
@@ -115,10 +113,8 @@ class Values:
         """Make records of requested values of other homes' streams, which may not exist yet."""
         for object_id in object_ids:
             end = self.tables.end_of(object_id)
-            if isinstance(end, BorrowedRecord):
-                record = self.tables.objects[object_id] = BorrowedRecord(object_id, end.home, end.former)
-                if end.home == NO_HOME:
-                    record.borrowed, record.asked = True, NO_HOME
+            if end is not None and end.hold is not None:
+                self.tables.refer(object_id, end.hold.home, end.hold.former)
         return object_ids
 
     def on_release(self, now: float, source: Address, message: m.Release) -> None:

@@ -19,7 +19,6 @@ from zfabric.machines.local_scheduler.records import (
     WORKER_STATES,
     AnyObject,
     BlockedTask,
-    BorrowedRecord,
     NodeRecord,
     ShapeQueue,
     TaskRecord,
@@ -316,7 +315,7 @@ _WITHOUT_TASK = {
 def _maker(record: AnyObject) -> str:
     """What made an object without a task here."""
     index = index_of(record.object_id)
-    if isinstance(record, BorrowedRecord) and index < FIRST_CALL_INDEX:
+    if record.home and index < FIRST_CALL_INDEX:
         return COPY
     return "put" if index >= FIRST_PUT_INDEX else "call" if index >= FIRST_CALL_INDEX else "stream"
 

@@ -15,7 +15,7 @@ from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, short
 from zfabric.protocol.machine import Refusal
 from zfabric.protocol.messages import FAILED, OK
-from zfabric.protocol.options import Strategy, names_objects, option
+from zfabric.protocol.options import Strategy, option
 
 STRATEGIES_MOST = 1000
 """Strategies of a function for which shared extra fields are cached."""
@@ -107,16 +107,16 @@ class Admission:
         self._resolve(task, 1)
 
     def _resolve(self, task: TaskRecord, unresolved: int) -> None:
-        if names_objects(task.row):
-            self.references.retain_row(task)
-            self.references.pin(task.contains())
+        for record in map(self.tables.find, task.contains()):
+            if record is not None:
+                record.add_row()
         broken: tuple[int, bytes] | None = None
         for object_id in task.row[3]:
             record = self.tables.find(object_id)
             if record is None:
                 broken = broken or (FAILED, pack_failure("ObjectFreedError", f"its argument {short(object_id)} is not known (any more)"))
                 continue
-            record.pin()
+            record.add_row()
             if record.is_lost:
                 self.rebuilding.make_available(record)
             if record.status == PENDING:

@@ -18,7 +18,6 @@ from zfabric.machines.local_scheduler.records import (
     READY,
     WAITING,
     AnyObject,
-    BorrowedRecord,
     DirectLease,
     NodeRecord,
     ProcessRecord,
@@ -483,7 +482,7 @@ class Outcomes:
             return value
         record = self.tables.find(identifier)
         if record is None:
-            record = self.tables.objects[identifier] = BorrowedRecord(identifier, home)
+            record = self.tables.refer(identifier, home)
         record.add_holder(home)
         if record.is_here:
             self.drop_copy(worker, identifier, value)

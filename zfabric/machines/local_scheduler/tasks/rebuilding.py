@@ -6,7 +6,7 @@ A value without a task is read from the control store if it is durable, made aga
 from __future__ import annotations
 
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored, copies_of
-from zfabric.machines.local_scheduler.records import DONE, FORMER, NOT_DURABLE, AnyObject, BorrowedRecord, ObjectRecord, TaskRecord
+from zfabric.machines.local_scheduler.records import DONE, FORMER, AnyObject, ObjectRecord, TaskRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -44,7 +44,7 @@ class Rebuilding:
             if found or (task is None and self._begin_without_task(wanted, reason)) or (task is not None and task.state != DONE):
                 agenda.pop()
                 continue
-            if isinstance(wanted, BorrowedRecord):  # Its home has it, or decides what follows.
+            if wanted.home:  # Its home has it, or decides what follows.
                 self.make_available(wanted, reason)
                 agenda.pop()
                 continue
@@ -103,7 +103,7 @@ class Rebuilding:
         unresolved = 0
         for needed in inputs:
             needed.pin()
-            if isinstance(needed, BorrowedRecord):
+            if needed.home:
                 self.tables.first_held.append(needed)
             if needed.status == PENDING:
                 unresolved += 1
@@ -145,9 +145,10 @@ class Rebuilding:
             record.add_fetchers(*askers)
         if not record.home and self._take_copy(record):
             return
-        record.lose(self.tables.inline)
-        if isinstance(record, BorrowedRecord):
-            record.dropped = True
+        if not record.home:
+            record.lose(self.tables.inline)
+        else:
+            record.drop_copy(self.tables.inline)
             if record.home in record.all_holders:  # It was all that the home had.
                 record.drop_holder(record.home)
                 self.tables.send_to_node(record.home, m.CopyLost(identifier, reason))
@@ -200,7 +201,7 @@ class Rebuilding:
             if isinstance(record, ObjectRecord) and record.durable == FORMER:
                 kind, text = "ObjectFreedError", "is not known here: its job has ended, or it was not put as durable"
             elif isinstance(record, ObjectRecord):
-                record.durable = NOT_DURABLE
+                record.forget_durable()
             record.fail(FAILED, pack_failure(kind, f"object {short(identifier)} {text}"), self.tables.inline)
         self.outcomes.announce(record)
         if record.holders is None:
@@ -234,7 +235,7 @@ class Rebuilding:
 
     def make_available(self, record: AnyObject, reason: str = NO_COPY) -> None:
         """Rebuild a value, or record why that is impossible."""
-        if isinstance(record, BorrowedRecord):  # Its home has the value, or decides what follows.
+        if record.home:  # Its home has the value, or decides what follows.
             record.expect(self.tables.inline)
             self.tables.want(record)
             return

@@ -15,7 +15,7 @@ from zfabric.machines.common.deadlines import Deadlines
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.local_scheduler.due import STOPPING
 from zfabric.machines.local_scheduler.object_places import PENDING
-from zfabric.machines.local_scheduler.records import ASSIGNED, DONE, READY, WAITING, BorrowedRecord, TaskRecord, WorkerRecord, prefixes_of
+from zfabric.machines.local_scheduler.records import ASSIGNED, DONE, READY, WAITING, TaskRecord, WorkerRecord, prefixes_of
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import STOPPED, Outcomes
 from zfabric.protocol import messages as m
@@ -144,8 +144,8 @@ class Stopping:
         receivers: defaultdict[Address, list[bytes]] = defaultdict(list)
         for object_id in message.object_ids:
             record = self.tables.find(object_id)
-            if isinstance(record, BorrowedRecord) and record.status == PENDING:
-                record.cancelled = message.force, message.recursive
+            if record is not None and record.hold is not None and record.status == PENDING:
+                record.hold.cancel(message.force, message.recursive)
                 if record.home in self.tables.nodes:
                     receivers[LOCAL_SCHEDULER + record.home].append(object_id)
             elif record is not None and (caller := self.tables.promises.caller(object_id)):
