@@ -16,7 +16,7 @@ from zfabric.runtime.client import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
 ROLES = ("client", "worker", "object_store", "control_store", "global_scheduler", "supervisor", "local_scheduler", "transfer")
-INSIDE = ("tests.sim.variants", "tests.sim.invariants", "tests.sim.call_invariants", "tests.sim.node_invariants")
+INSIDE = tuple(f"tests.sim.{each}" for each in ("variants", "invariants", "call_invariants", "node_invariants", "object_stories"))
 """Modules outside ``machines`` that look inside a role: they break it on purpose, or check its tables."""
 
 

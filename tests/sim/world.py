@@ -43,6 +43,7 @@ from tests.sim.node_faults import (
     slowed_down,
     spread_out,
 )
+from tests.sim.object_stories import watched
 from tests.sim.outliving import OutlivingAuthor
 from tests.sim.processes import Process
 from tests.sim.programs import FOREVER, LONG, Author, Program
@@ -528,7 +529,8 @@ class World(Agenda):
         """Run the world to its end."""
         failure = ""
         try:
-            self._to_the_end()
+            with watched():
+                self._to_the_end()
         except Failure as error:
             failure = str(error)
         except InvariantViolation as error:
