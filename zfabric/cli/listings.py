@@ -106,12 +106,20 @@ def _with_nodes(
 
 @click.command(short_help="List the nodes of a cluster, with their addresses and resources.")
 @address_option
+@click.option("--file", metavar="FILE", help="Ask the hosts of this file of `zfabric up`, by ssh.")
 @json_option
-def nodes(address: str | None, as_json: bool) -> None:
+def nodes(address: str | None, file: str | None, as_json: bool) -> None:
     """List the nodes of a cluster, the oldest first, with their addresses and resources.
 
     The pid is that of a node's supervisor, with which all its processes end. A cluster that was started without --head is one node.
     """
+    if file is not None:
+        if address:
+            raise click.UsageError("--address and --file exclude each other")
+        from zfabric.cli.remote import show_hosts  # Listings of a cluster here need no ssh.
+
+        show_hosts(file, as_json)
+        return
     with connected(chosen_session(address)) as client:
         rows = client.query("nodes")
     if as_json:

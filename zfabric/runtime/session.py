@@ -262,6 +262,14 @@ class Session:
         """Whether ``zfabric start`` began this session, which programs join."""
         return self.kind() in (FOREGROUND, STARTED)
 
+    def requested(self) -> tuple[str, str]:
+        """The key file and the name with which a node of several was started, of any version; ("", "") if unknown."""
+        try:
+            cluster = self._written()["cluster"]
+            return str(cluster["key_file"]), str(cluster["name"])
+        except (OSError, *DAMAGED):
+            return "", ""
+
     def supervisor(self) -> tuple[int, int]:
         """The supervisor's pid and start ticks, of any version. Raises FabricError."""
         try:

@@ -1,0 +1,147 @@
+"""Commands on other machines, by the program ssh.
+
+A machine runs its commands in the user's login shell, which must take the syntax of ``sh``: first those of the file (``before``), whose
+output goes to standard error, then ``cd``, then Python. The words of a command are quoted, so that they arrive as they are.
+
+Nothing here makes a connection less safe than the user's own. ssh asks for no password (``BatchMode``), and accepts the hosts that the user
+has accepted: ``StrictHostKeyChecking`` is never set here. What is secret passes through standard input and output, never through arguments,
+which others can read, nor through ``trace``.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+from zfabric.exceptions import ConfigError
+from zfabric.launch.cluster_file import ClusterFile, HostEntry
+
+AT_A_TIME = 8
+"""Connections at a time: sshd refuses some of more than ten that have not logged in (``MaxStartups``), and a jump host has all of them."""
+ANSWER_SECONDS = 120.0
+"""Seconds for a command: a node starts in 2 s, its machine may be busy, and its disk slow."""
+SSH_FAILED = 255
+"""The exit code of ssh if it is its own failure."""
+_DEFAULTS = ("-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=10")
+"""After the user's options, since ssh takes the first value of an option."""
+_BEGIN = "--- zfabric ---"
+"""The line before a command's own output: login scripts may print some, too."""
+
+Result = TypeVar("Result")
+
+
+class Reply(NamedTuple):
+    """What a command on a host has answered."""
+
+    code: int
+    output: str
+    """Standard output, without that of login scripts."""
+    errors: str
+
+    @property
+    def reason(self) -> str:
+        """Why it failed: the error of zfabric, or the last lines of ssh or of the shell."""
+        lines = [line.strip() for line in self.errors.splitlines() if line.strip()]
+        own = [number for number, line in enumerate(lines) if line.startswith("Error: ")]
+        if own:
+            return " ".join(lines[own[-1] :]).removeprefix("Error: ")
+        return " ".join(lines[-2 if self.code == SSH_FAILED else -1 :]) or f"exit code {self.code}, without a word"
+
+
+class Ssh:
+    """Runs commands on the hosts of a cluster file. ``trace`` receives each as a shell would take it."""
+
+    def __init__(self, cluster: ClusterFile, trace: Callable[[str], None] = lambda text: None) -> None:
+        self.cluster = cluster
+        self._trace = trace
+        self._running: set[subprocess.Popen[str]] = set()
+
+    def run(self, entry: HostEntry, words: Sequence[str], first: str = "", text: str = "") -> Reply:
+        """Run a command; return its answer.
+
+        ``words`` are arguments of the host's Python, or none. ``first`` is a shell command to run before. ``text`` is the standard input
+        of both.
+        """
+        command = remote_command(self.cluster, entry, words, f"printf '%s\\n' '{_BEGIN}'", first)
+        arguments = self._arguments(entry, ("-T", "-o", "ClearAllForwardings=yes"), command)
+        try:
+            # In a session of its own, since Ctrl-C must not cut a command off that would go on over there.
+            process = subprocess.Popen(
+                arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                encoding="utf-8", errors="replace", start_new_session=True,
+            )  # fmt: skip
+        except FileNotFoundError:
+            raise _no_ssh() from None
+        self._running.add(process)
+        try:
+            output, errors = process.communicate(text, ANSWER_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            return Reply(SSH_FAILED, "", f"no answer within {ANSWER_SECONDS:g} s")
+        finally:
+            self._running.discard(process)
+        return Reply(process.returncode, output.partition(f"{_BEGIN}\n")[2], errors)
+
+    def _arguments(self, entry: HostEntry, own: Sequence[str], command: str) -> list[str]:
+        """The arguments of ssh for a command. Its options that are ``own`` cannot be overridden by the file."""
+        arguments = ["ssh", *own, "-o", "BatchMode=yes", *self.cluster.ssh, *_DEFAULTS, "--", entry.host, command]
+        self._trace(shlex.join(arguments))
+        return arguments
+
+    def on_all(self, entries: Sequence[HostEntry], function: Callable[[HostEntry], Result], changing: bool = True) -> list[Result]:
+        """Call ``function`` for each host, for several at a time; return the results in order.
+
+        If that is interrupted, calls that have begun are awaited: what they change over there is complete then. Those that are not
+        ``changing`` anything are given up.
+        """
+        executor = ThreadPoolExecutor(AT_A_TIME)
+        try:
+            return list(executor.map(function, entries))
+        except KeyboardInterrupt:
+            executor.shutdown(wait=False, cancel_futures=True)
+            for process in () if changing else tuple(self._running):
+                process.kill()
+            raise
+        finally:
+            executor.shutdown()
+
+    def attach(self, entry: HostEntry, words: Sequence[str], ports: Sequence[int], terminal: bool) -> tuple[int, str]:
+        """Run a command with this process's input and output. Return its exit code, and ssh's own error or "".
+
+        ``ports`` of the host are forwarded from the same ports here. ``terminal`` gives the command one.
+        """
+        forwards = [word for port in ports for word in ("-L", f"127.0.0.1:{port}:127.0.0.1:{port}")]
+        with tempfile.NamedTemporaryFile("r", prefix="zfabric-ssh-", errors="replace") as log:
+            own = ("-t" if terminal else "-T", "-E", log.name, "-o", "LogLevel=ERROR", "-o", "ExitOnForwardFailure=yes", *forwards)
+            arguments = self._arguments(entry, own, remote_command(self.cluster, entry, words))
+            try:
+                code = subprocess.call(arguments)
+            except FileNotFoundError:
+                raise _no_ssh() from None
+            return code if code >= 0 else 128 - code, log.read().strip() if code == SSH_FAILED else ""
+
+
+def remote_command(cluster: ClusterFile, entry: HostEntry, words: Sequence[str], *steps: str) -> str:
+    """A command line for the login shell of a host: what the file has to be run first, ``steps``, then Python with ``words``."""
+    parts = [f"{{ {command}\n}} >&2" for command in cluster.before]
+    if cluster.directory:
+        parts.append(f"cd -- {_path(cluster.directory)}")
+    parts += [step for step in steps if step]
+    if words:
+        parts.append(f"exec {_path(entry.python)} {shlex.join(words)}")
+    return " && ".join(parts)
+
+
+def _path(path: str) -> str:
+    """A quoted path, which may begin in the home directory of that machine."""
+    return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
+
+
+def _no_ssh() -> ConfigError:
+    return ConfigError(f"there is no program ssh here (PATH is {os.environ.get('PATH', '')!r}): install the client of OpenSSH")
