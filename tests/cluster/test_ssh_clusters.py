@@ -20,7 +20,7 @@ import pytest
 from command_line import PATIENCE, ZFABRIC, Place, eventually, gone
 from sshd import ADDRESSES, UNREACHABLE, Sshd, free_port, why_not
 
-from zfabric.runtime.session import HEAD_SUFFIX, find_sessions
+from zfabric.runtime.session import HEAD_SUFFIX, Session, find_sessions
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"CLUSTERS OVER SSH ARE NOT TESTED: {why_not()}")
 NODE = '[[nodes]]\nhosts = ["node2"]\nnum_cpus = 1\nobject_store_memory = "32MB"\n'
@@ -108,16 +108,23 @@ def test_a_cluster_over_ssh_from_up_to_down(machines: Sshd, laptop: Place, tmp_p
 
     rows = laptop.json("nodes", "--file", file)
     assert [(row["host"], row["head"], row["state"]) for row in rows] == [("node1", True, "running"), ("node2", False, "running")]
-    (lost,) = [each for each in find_sessions(machines.places["node2"].directory) if each.directory == rows[1]["session"]]
-    os.kill(lost.supervisor()[0], signal.SIGKILL)
-    eventually(lambda: not lost.alive(), "the node's end")
+    kill(rows[1]["session"])
     assert states(laptop.json("nodes", "--file", file)) == {"node1": "running", "node2": "not running"}
     assert states(laptop.json("up", file)) == {"node1": "running", "node2": "started"}
+    kill(rows[0]["session"])  # The other node has yet to notice that, and would end by itself.
+    assert states(laptop.json("up", file)) == {"node1": "started", "node2": "started"}
 
     assert states(laptop.json("down", file)) == {"node1": "stopped", "node2": "stopped"}
     assert machines.places["node2"].json("stop") == [other["session"]]
     assert nothing_runs(machines)
     assert states(laptop.json("down", file)) == {"node1": "not running", "node2": "not running"}
+
+
+def kill(session: str) -> None:
+    """Kill a node, with all its processes."""
+    node = Session(session)
+    os.kill(node.supervisor()[0], signal.SIGKILL)
+    eventually(lambda: not node.alive(), "the node's end")
 
 
 def commands_keep_what_they_are(laptop: Place, file: str) -> None:

@@ -1,17 +1,20 @@
-"""The cluster file of ``zfabric up``: what it may hold, what is wrong with it, and which commands come of it. Nothing is connected."""
+"""The cluster file of ``zfabric up``: what it may hold, what is wrong with it, and which commands come of it. No host is connected."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from zfabric.exceptions import ConfigError
+from zfabric.launch import ssh as commands
 from zfabric.launch.cluster_file import ClusterFile, HostEntry, read_cluster_file
-from zfabric.launch.ssh import Reply, remote_command
+from zfabric.launch.ssh import AT_A_TIME, SSH_FAILED, Reply, Ssh, remote_command
 from zfabric.launch.up import _address_in
 
 HEAD = '[cluster]\nname = "lab"\n[head]\nhost = "node1"\n'
@@ -161,3 +164,65 @@ def test_an_address_is_chosen_by_its_network(tmp_path: Path) -> None:
     assert _address_in(cluster, {"reached": "192.168.0.4", "addresses": addresses}) == "10.0.0.4"
     assert _address_in(cluster, {"reached": "10.0.0.5", "addresses": addresses}) == "10.0.0.5"
     assert _address_in(cluster, {"reached": "", "addresses": addresses[:4]}) == ""
+
+
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Ssh:
+    """Commands of a file by another program than ssh."""
+    program = tmp_path / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    options = '["-o", "BatchMode=no", "-o", "ConnectTimeout=3"]'
+    return Ssh(read_cluster_file(written(tmp_path, HEAD.replace("[head]", f"ssh = {options}\n[head]"))))
+
+
+def test_ssh_gets_options_that_no_file_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh = stand_in(tmp_path, monkeypatch, f'printf "%s\\0" "$@" >{tmp_path}/got; exit 7')
+    head = ssh.cluster.head
+    assert ssh.attach(head, ["-c", "pass"], (8888,), True) == (7, "")
+    attached = (tmp_path / "got").read_text().split("\0")[:-1]
+    assert ssh.run(head, ["-c", "pass"], text="input").code == 7
+    ran = (tmp_path / "got").read_text().split("\0")[:-1]
+    for arguments, command in ((attached, "exec python3 -c pass"), (ran, "printf '%s\\n' '--- zfabric ---' && exec python3 -c pass")):
+        # ssh takes the first value of an option.
+        found = [each for each in arguments if each.startswith(("BatchMode", "ConnectTimeout", "StrictHostKeyChecking"))]
+        assert found == ["BatchMode=yes", "BatchMode=no", "ConnectTimeout=3", "ConnectTimeout=10"]
+        assert arguments[-3:] == ["--", "node1", command]
+    assert attached[0] == "-t"
+    assert attached[attached.index("-L") + 1] == "127.0.0.1:8888:127.0.0.1:8888"
+    assert ran[0] == "-T"
+
+
+def test_what_login_scripts_print_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh = stand_in(tmp_path, monkeypatch, 'echo Welcome.; for last; do :; done; exec sh -c "$last"')
+    assert ssh.run(ssh.cluster.head, [], first="cat; echo why >&2; false", text="the input\n") == Reply(1, "the input\n", "why\n")
+
+
+def test_a_host_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh = stand_in(tmp_path, monkeypatch, "sleep 1000")
+    monkeypatch.setattr(commands, "ANSWER_SECONDS", 0.2)
+    reply = ssh.run(ssh.cluster.head, [])
+    assert (reply.code, reply.reason) == (SSH_FAILED, "no answer within 0.2 s")
+
+
+def test_few_connections_are_made_at_a_time(tmp_path: Path) -> None:
+    ssh = Ssh(read_cluster_file(written(tmp_path, HEAD)))
+    here = threading.Semaphore(AT_A_TIME)
+    entries = [HostEntry(f"node{number}", False, "python3", ()) for number in range(30)]
+
+    def call(entry: HostEntry) -> str:
+        assert here.acquire(blocking=False), "a ninth"
+        time.sleep(0.002)
+        here.release()
+        return entry.name
+
+    assert ssh.on_all(entries, call) == [entry.name for entry in entries]
+
+
+def test_a_machine_without_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh = Ssh(read_cluster_file(written(tmp_path, HEAD)))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for call in (lambda: ssh.run(ssh.cluster.head, []), lambda: ssh.attach(ssh.cluster.head, ["-c", ""], (), False)):
+        with pytest.raises(ConfigError, match=r"^there is no program ssh here \(PATH is .*\): install the client of OpenSSH$"):
+            call()

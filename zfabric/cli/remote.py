@@ -61,7 +61,7 @@ def down(file: str, verbose: bool, as_json: bool) -> None:
     _fail(reports, "nodes end by themselves within 20 s of their head")
 
 
-@click.command(short_help="Run a command on the head of a cluster, by ssh.", context_settings={"ignore_unknown_options": True})
+@click.command(short_help="Run a command on the head of a cluster, by ssh.")
 @_FILE
 @click.option(
     "--forward", "ports", type=WholeNumber("port", 1, 65535), metavar="PORT", multiple=True,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -81,7 +82,7 @@ class Ssh:
         try:
             output, errors = process.communicate(text, ANSWER_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()
+            _kill(process)
             process.communicate()
             return Reply(SSH_FAILED, "", f"no answer within {ANSWER_SECONDS:g} s")
         finally:
@@ -106,7 +107,7 @@ class Ssh:
         except KeyboardInterrupt:
             executor.shutdown(wait=False, cancel_futures=True)
             for process in () if changing else tuple(self._running):
-                process.kill()
+                _kill(process)
             raise
         finally:
             executor.shutdown()
@@ -136,6 +137,12 @@ def remote_command(cluster: ClusterFile, entry: HostEntry, words: Sequence[str],
     if words:
         parts.append(f"exec {_path(entry.python)} {shlex.join(words)}")
     return " && ".join(parts)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Kill ssh, and the proxy that it may have started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _path(path: str) -> str:
