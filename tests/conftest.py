@@ -31,7 +31,8 @@ GONE_SECONDS = 30  # how long the last processes may take to end; the fabric pro
 
 LONGEST = (
     "test_bad_days", "test_perf", "test_failures_objects", "test_cli_live", "test_sim", "test_local_cluster", "test_page", "test_cli",
-    "test_lost_nodes", "test_dask", "test_joblib", "test_failures_actors", "test_examples", "test_leaks", "test_failures_processes",
+    "test_ssh_clusters", "test_lost_nodes", "test_dask", "test_joblib", "test_failures_actors", "test_examples", "test_leaks",
+    "test_failures_processes",
     "test_unpinned_values", "test_programs", "test_bad_input", "test_jobs", "test_actor_quiescence", "test_actor_replay", "test_actors",
     "test_actors_between_nodes", "test_failures_tasks", "test_failures_disk", "test_streams_between_nodes", "test_own_calls",
     "test_placement_groups", "test_sizes", "test_drain", "test_runtime_env", "test_types", "test_transfer", "test_unread_failures",

@@ -20,6 +20,7 @@ import pytest
 from command_line import PATIENCE, ZFABRIC, Place, eventually, gone
 from sshd import ADDRESSES, UNREACHABLE, Sshd, free_port, why_not
 
+from zfabric.runtime.launch import stop
 from zfabric.runtime.session import HEAD_SUFFIX, Session, find_sessions
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"CLUSTERS OVER SSH ARE NOT TESTED: {why_not()}")
@@ -88,7 +89,8 @@ def test_a_cluster_over_ssh_from_up_to_down(machines: Sshd, laptop: Place, tmp_p
         failed = laptop.run("up", file, "--verbose", code=1)
     assert "Error: 1 of 2 hosts failed\n  node2: this node cannot listen on host" in failed.stderr, failed.stderr
     assert [line.split()[:3] for line in failed.stdout.splitlines()[1:]] == [["node1", "head", "started"], ["node2", "failed", "-"]]
-    assert states(laptop.json("up", file)) == {"node1": "running", "node2": "started"}
+    rows = laptop.json("up", file)
+    assert [(row["host"], row["head"], row["state"]) for row in rows] == [("node1", True, "running"), ("node2", False, "started")]
 
     keys = machines.keys("node1") / "lab.key"
     heads = secrets(machines.keys("node1") / f"lab.key{HEAD_SUFFIX}")
@@ -106,25 +108,15 @@ def test_a_cluster_over_ssh_from_up_to_down(machines: Sshd, laptop: Place, tmp_p
 
     commands_keep_what_they_are(laptop, file)
 
-    rows = laptop.json("nodes", "--file", file)
-    assert [(row["host"], row["head"], row["state"]) for row in rows] == [("node1", True, "running"), ("node2", False, "running")]
-    kill(rows[1]["session"])
+    lost = Session(rows[1]["session"])
+    os.kill(lost.supervisor()[0], signal.SIGKILL)
+    eventually(lambda: not lost.alive(), "the node's end")
     assert states(laptop.json("nodes", "--file", file)) == {"node1": "running", "node2": "not running"}
     assert states(laptop.json("up", file)) == {"node1": "running", "node2": "started"}
-    kill(rows[0]["session"])  # The other node has yet to notice that, and would end by itself.
-    assert states(laptop.json("up", file)) == {"node1": "started", "node2": "started"}
 
     assert states(laptop.json("down", file)) == {"node1": "stopped", "node2": "stopped"}
-    assert machines.places["node2"].json("stop") == [other["session"]]
+    assert stop(Session(other["session"]))
     assert nothing_runs(machines)
-    assert states(laptop.json("down", file)) == {"node1": "not running", "node2": "not running"}
-
-
-def kill(session: str) -> None:
-    """Kill a node, with all its processes."""
-    node = Session(session)
-    os.kill(node.supervisor()[0], signal.SIGKILL)
-    eventually(lambda: not node.alive(), "the node's end")
 
 
 def commands_keep_what_they_are(laptop: Place, file: str) -> None:
@@ -184,6 +176,8 @@ def test_nothing_is_started_unless_all_hosts_can_be_used(machines: Sshd, laptop:
     assert "` must work: zfabric enters no password and accepts no host key for you" in errors
     assert nothing_runs(machines)
 
+    reasons = {"node1": "not running", **dict.fromkeys(expected, "failed")}
+    assert states(json.loads(laptop.run("nodes", "--file", file, "--json", code=1).stdout)) == reasons
     file = machines.cluster_file(tmp_path / "closed.toml", "", head="closed")
     assert re.fullmatch(r"Error: closed: ssh: connect to host .* refused\n", laptop.run("exec", file, "true", code=255).stderr)
 

@@ -172,7 +172,8 @@ def _start_missing(ssh: Ssh, hosts: dict[str, dict[str, Any]], begun: list[HostE
             missing.append(entry)
     if missing:
         reports += _join_all(ssh, hosts, missing, report.facts, begun, say)
-    return reports
+    order = [entry.host for entry in cluster.hosts]
+    return sorted(reports, key=lambda report: order.index(report.host))
 
 
 def _join_all(
