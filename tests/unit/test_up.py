@@ -111,6 +111,14 @@ def test_nothing_is_started_if_a_host_does_not_fit(tmp_path: Path, facts: dict[s
         assert [report.state for report in look(hosts)] == ["not running", "not running", "failed"]
 
 
+def test_a_head_on_loopback_is_for_nodes_of_its_machine(tmp_path: Path) -> None:
+    local = {"reached": "127.0.0.1"}
+    hosts = StandIns(tmp_path, node1=local, node2=local)
+    with pytest.raises(HostsError, match=r"\n  node3: it cannot reach the head at 127\.0\.0\.1: write \[head\] host as other machines"):
+        hosts.up()
+    assert StandIns(tmp_path, node1=local, node2=local, node3={"reached": "::1"}).up()["node3"] == "started"
+
+
 def test_a_python_without_zfabric_is_named(tmp_path: Path) -> None:
     hosts = StandIns(tmp_path)
     run = hosts.run

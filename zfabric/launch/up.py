@@ -102,6 +102,8 @@ def _unfit(cluster: ClusterFile, entry: HostEntry, reply: Reply, head: dict[str,
         return f"a node of this cluster cannot be joined there ({stale}); `zfabric down {cluster.path}` ends it"
     if cluster.network is not None and not _address_in(cluster, found):
         return f"none of its addresses is in the network {cluster.network}: {', '.join(found['addresses'])}"
+    if cluster.network is None and _is_loopback(head.get("reached", "")) and not _is_loopback(found["reached"]):
+        return f"it cannot reach the head at {head['reached']}: write [head] host as other machines name it, or [cluster] network"
     return ""
 
 
@@ -129,6 +131,10 @@ def _is_in(address: str, network: Any) -> bool:
         return ipaddress.ip_address(address) in network
     except ValueError:  # A hardware address.
         return False
+
+
+def _is_loopback(address: str) -> bool:
+    return bool(address) and ipaddress.ip_address(address).is_loopback
 
 
 def up(ssh: Ssh, say: Callable[[str], None]) -> list[HostReport]:
