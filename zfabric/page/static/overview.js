@@ -172,9 +172,9 @@ export const overview = {
   list() {
     if (!this.numbers.open || !this.known) return;
     const kept = this.kept[this.range[0]], every = this.range[1] / 20;
-    const chosen = this.known.filter((point) => point[0] % every === 0).reverse();
+    const chosen = this.known.filter((point) => point[0] % every === 0 || point === this.known.at(-1)).reverse();
     const number = (of, show) => [(point) => show(of(point)), "right"];
-    renew(this.rows, table(`one moment of every ${seconds(every)}`, [
+    renew(this.rows, table(`the newest moment, and one of every ${seconds(every)}`, [
       ["time", (point) => clock(kept.at - (kept.now - point[0]))],
       ["tasks per second", ...number((point) => Object.values(point[FUNCTION]).reduce((sum, many) => sum + many, 0), rate)],
       ["most of", (point) => Object.entries(point[FUNCTION]).sort((a, b) => b[1] - a[1])[0]?.[0] || "–"],
