@@ -130,6 +130,7 @@ def test_all_ends_with_the_first_launcher_however_that_ends(slurm: Slurm, home: 
     assert [path.name for path in home.glob(".cache/zfabric/run/*")] != [], "for the next run to sweep"
 
 
+@nightly
 def test_two_ranks_on_a_machine_are_refused(slurm: Slurm, home: Path) -> None:
     code, _, errors = Step(slurm, "", "--ntasks-per-node=2", "--cpus-per-task=1").end()
     assert code in (2, 128 + signal.SIGTERM)  # The first rank that fails has others ended, perhaps before they have.

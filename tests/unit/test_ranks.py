@@ -164,7 +164,8 @@ class StubHead:
 
     def __init__(self, directory: Path) -> None:
         self.cluster_key = str(directory / "cluster.key")
-        make_keys(self.cluster_key)
+        if not os.path.exists(self.cluster_key):
+            make_keys(self.cluster_key)
 
     def membership(self) -> Any:
         return SimpleNamespace(address="tcp://10.0.0.1:5")
@@ -189,6 +190,10 @@ def test_ranks_find_the_head_and_its_key(base: Path, tmp_path: Path) -> None:
     head.close()
     assert list(base.iterdir()) == []
     other.report(1, "too late")
+    assert head.reports() == {}
+    head.fail("the directory is gone", 2)
+    with pytest.raises(ConfigError, match=r"the ranks cannot meet in .*/a: No such file or directory"):
+        head.offer(StubHead(tmp_path))  # type: ignore[arg-type]
 
 
 def test_the_failure_of_the_head_is_read_and_removed(base: Path) -> None:

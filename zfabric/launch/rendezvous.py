@@ -115,15 +115,16 @@ class SharedDirectory:
             os.mkdir(self._path, 0o700)
             self._opened = True
             os.close(_checked(self._path))
+            pid = os.getpid()
+            self._write(OWNER, {"host": os.uname().nodename, "machine": _machine(), "pid": pid, "started": processes.start_ticks(pid)})
         except FileExistsError:
             raise self._in_use() from None
         except OSError as error:
+            self.close()
             raise _unusable(self._path, error) from None
         except ConfigError:
             self.close()
             raise
-        pid = os.getpid()
-        self._write(OWNER, {"host": os.uname().nodename, "machine": _machine(), "pid": pid, "started": processes.start_ticks(pid)})
 
     def head_endpoint(self, network: str, port: int) -> tuple[str, int]:
         """Return the host and the port (0: any) at which the head listens. Raises ConfigError as ``own_host`` does."""
@@ -135,13 +136,16 @@ class SharedDirectory:
         if membership is None:
             raise ConnectionLostError(f"the head has ended: {session.failure()}")
         temporary = f"{self._path}/{KEY}.new"
-        shutil.copy(session.cluster_key, temporary)
-        os.rename(temporary, f"{self._path}/{KEY}")
-        self._write(HEAD, {"version": __version__, "address": membership.address})
+        try:
+            shutil.copy(session.cluster_key, temporary)
+            os.rename(temporary, f"{self._path}/{KEY}")
+            self._write(HEAD, {"version": __version__, "address": membership.address})
+        except OSError as error:
+            raise _unusable(self._path, error) from None
 
     def fail(self, reason: str, ranks: int) -> None:
         """Have the other ranks end with ``reason``; wait until all of ``ranks`` have read it, ``FAILURE_SECONDS`` at most."""
-        if self._opened:
+        with contextlib.suppress(OSError):  # A full disk, or no disk any more, may be the reason.
             self._write(HEAD, {"version": __version__, "failure": reason})
             until = time.monotonic() + FAILURE_SECONDS
             while len(self._states()) < ranks - 1 and time.monotonic() < until:
@@ -206,7 +210,11 @@ class SharedDirectory:
 
     def _states(self) -> dict[int, dict[str, Any]]:
         """What ranks have reported, by their numbers."""
-        names = [name for name in os.listdir(self._path) if name.startswith(RANK_PREFIX) and name.removeprefix(RANK_PREFIX).isdecimal()]
+        try:
+            found = os.listdir(self._path)
+        except FileNotFoundError:  # Somebody has cleaned up; ranks that have joined stay.
+            return {}
+        names = [name for name in found if name.startswith(RANK_PREFIX) and name.removeprefix(RANK_PREFIX).isdecimal()]
         return {int(name.removeprefix(RANK_PREFIX)): self._read(name) or {} for name in names}
 
     def _in_use(self) -> FabricError:
