@@ -52,12 +52,9 @@ VARIANT_SEEDS = 200
 """A variant without a reproduction is caught within so many seeds of one node, or a third of it of three: most within a handful."""
 
 FIRST = {
-    "copies-of-a-dead-agent-lost": 26,
     "passed-refs-dropped-at-once": 82,
     "jobs-elsewhere-written-late": 178,
-    "recovered-without-peers": 118,
     "stalled-registry-kills": 52,
-    "callers-not-translated": 546,
     "heartbeats-not-repeated": 75,
 }
 """Where to begin looking for those that take long and have no reproduction yet (``--reduce``)."""
