@@ -214,22 +214,18 @@ def test_a_rank_that_waits_in_vain_says_for_what(home: Path) -> None:
         assert run.end() == [(1, "", expected)]
 
 
-def test_alone_it_is_one_node_and_the_program(home: Path) -> None:
+def test_a_program_that_is_not_there_is_named(home: Path) -> None:
     with running(home) as run:
-        run.start(0, 0, *program(home, "print(len(zf.nodes())); os.kill(os.getpid(), signal.SIGKILL)"))
-        assert run.end() == [(128 + signal.SIGKILL, "1\n", "")]
-        assert run.nothing_left()
-    with running(home, "absent") as run:
         run.start(0, 0, "--", "no-such-program")
         assert run.end() == [(1, "", "Error: there is no program 'no-such-program'\n")]
 
 
-def test_a_program_that_does_not_end_is_killed_after_the_grace_period(home: Path) -> None:
+def test_alone_it_is_one_node_and_the_program_which_is_killed_after_the_grace_period(home: Path) -> None:
     with running(home) as run:
-        ignoring = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(1000)"
+        ignoring = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print(len(zf.nodes()), flush=True); time.sleep(1000)"
         run.start(0, 0, "--grace", "0.2", *program(home, ignoring))
         assert run.ranks[0].stdout is not None
-        assert run.ranks[0].stdout.readline() == "ready\n"
+        assert run.ranks[0].stdout.readline() == "1\n"
         run.ranks[0].send_signal(signal.SIGINT)  # A terminal sends it to the program, too.
         run.ranks[0].send_signal(signal.SIGTERM)
         errors = "zfabric: SIGTERM: the program has 0.2 s to end\nzfabric: the program is killed: it has not ended within 0.2 s\n"

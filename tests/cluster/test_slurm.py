@@ -81,7 +81,7 @@ def test_a_job_of_three_machines_is_one_cluster_and_ends_as_its_program(slurm: S
 import collections, sys, time
 import zfabric as zf
 zf.init(log_to_driver=False)
-here = zf.remote(lambda: time.sleep(0.3) or zf.get_runtime_context().get_node_id())
+here = zf.remote(lambda: time.sleep(0.2) or zf.get_runtime_context().get_node_id())
 print(*sorted(collections.Counter(zf.get([here.remote() for _ in range(24)])).values()))
 print(*sorted({(node["Resources"]["CPU"], node["Resources"]["memory"] < 500 * 2**20) for node in zf.nodes()}))
 sys.exit(7)
