@@ -76,7 +76,7 @@ CHANGES: dict[str, dict[ObjectPlace, set[ObjectPlace]]] = {
     "ask": {_NOWHERE: {_ASKED}, _ASKED: {_ASKED}},
     "arrive": {
         _NOWHERE: _SOMEWHERE,
-        _ASKED: {_INLINE, _STORED},
+        _ASKED: _SOMEWHERE,  # Elsewhere: a call of a process here made it, and this node does not know yet that it is the home.
         _LOST: _SOMEWHERE,
         _FAILED: {_INLINE, _STORED},
         _INLINE: {_STORED},
