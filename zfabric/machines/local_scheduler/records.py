@@ -418,7 +418,7 @@ class TaskRecord(Object):
         "worker",
     )
 
-    def __init__(self, row: Row, function: FunctionRecord, submitter: bytes, attempt: int, holder: bytes | None) -> None:
+    def __init__(self, row: Row, function: FunctionRecord, submitter: bytes, attempt: int) -> None:
         self.row = row
         self.function = function
         self.submitter = submitter
@@ -427,7 +427,7 @@ class TaskRecord(Object):
         self.worker: WorkerRecord | None = None
         self.status = PENDING
         self.value = None
-        self.holders = holder
+        self.holders = submitter
         self.pins = 0
         self.named = 0
         self.contained = ()

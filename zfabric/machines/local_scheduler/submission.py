@@ -71,7 +71,6 @@ class Submission:
             return
         tasks, functions, add_row = self.tables.tasks, job.functions, self.blocks.add
         self.blocks.now = now
-        holder = process.incarnation if process.ready else None  # While a process registers, only ``Hold`` makes it a holder.
         submitter, retains_rows, first = process.incarnation, self.tables.config.lineage, self.tables.first_attempt
         orphans = self.values.take_orphans(message.rows) if self.tables.orphans else ()
         for row in message.rows:
@@ -84,8 +83,10 @@ class Submission:
             if function is None:
                 self.admission.refuse_unknown(process, row)
                 continue
-            task = tasks[task_id] = TaskRecord(row, function, submitter, first, holder)
+            task = tasks[task_id] = TaskRecord(row, function, submitter, first)
             function.received += 1
+            if not process.ready:
+                task.drop_holder(submitter)  # While a process registers, only ``Hold`` makes it a holder.
             if retains_rows:
                 task.block = add_row(row)
             if function.plain and not row[3] and len(row) == 4:
@@ -113,8 +114,9 @@ class Submission:
         """
         self.blocks.now = now
         function = job.functions[row[FUNCTION_ID]]
-        task = self.tables.tasks[row[TASK_ID]] = TaskRecord(row, function, b"", self.tables.first_attempt, None)
+        task = self.tables.tasks[row[TASK_ID]] = TaskRecord(row, function, b"", self.tables.first_attempt)
         function.received += 1
+        task.drop_holder(b"")
         if self.tables.config.lineage:
             task.block = self.blocks.add(row)
         self._admit(task, now, durable_first=True)

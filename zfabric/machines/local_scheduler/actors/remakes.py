@@ -61,8 +61,9 @@ class Remakes:
         if self.tables.nodes:  # The log is here, wherever the actor lives.
             options += (("strategy", HERE),)
         first = self.tables.first_attempt
-        task = TaskRecord((prefix + pack_counter(self._begun), maker.row[1], *arguments, options), maker.function, b"", first, None)
+        task = TaskRecord((prefix + pack_counter(self._begun), maker.row[1], *arguments, options), maker.function, b"", first)
         maker.function.received += 1
+        task.drop_holder(b"")
         task.outputs = ()
         self.tables.tasks[task.id] = task
         self._wanted[task.id] = identifier

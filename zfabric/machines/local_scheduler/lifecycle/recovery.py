@@ -360,8 +360,9 @@ class Recovery:
         function = job.functions.get(row[1])
         if function is None:
             return None
-        task = TaskRecord(row, function, submitter, self.tables.first_attempt, None)
+        task = TaskRecord(row, function, submitter, self.tables.first_attempt)
         function.received += 1
+        task.drop_holder(submitter)
         count = task.option("num_returns", 1)
         if count != 1:
             task.make_outputs(count)

@@ -85,8 +85,9 @@ class Executions:
                 failure = pack_failure("ActorLimitExceededError", text)
                 self.tables.delegated_ends.append((RefusedRow(row[0], attempt, home.token), FAILED, (failure,), None, ()))
                 continue
-            task = TaskRecord(row, delegated, home.token, attempt, None)
+            task = TaskRecord(row, delegated, home.token, attempt)
             delegated.received += 1
+            task.drop_holder(home.token)
             task.outputs = ()  # The values are the home's; records of them here are borrowed.
             self.tables.tasks[row[0]] = task
             if len(row) == 4 and not row[3] and delegated.actor is None and delegated.run_timeout is None:
@@ -112,8 +113,9 @@ class Executions:
             function.queue = self.tables.queue_for(job, function.shape)
         if home is None or function is None:
             return None
-        task = self.tables.tasks[row[0]] = TaskRecord(row, function, home.token, attempt, None)
+        task = self.tables.tasks[row[0]] = TaskRecord(row, function, home.token, attempt)
         function.received += 1
+        task.drop_holder(home.token)
         task.outputs = ()
         self._set_demand(task)
         return task

@@ -427,7 +427,8 @@ class Failover:
         if task is None or not runs:
             if task is not None:
                 self._drop_attempt(task)
-            task = tables.tasks[row[0]] = TaskRecord(row, function, dead, tables.first_attempt, None)
+            task = tables.tasks[row[0]] = TaskRecord(row, function, dead, tables.first_attempt)
+            task.drop_holder(dead)
             function.received += 1
             task.finish()
         else:

@@ -52,7 +52,7 @@ class Admission:
             elif function is None or not function.plain or row[3] or len(row) > 4:
                 raise Refusal("only plain tasks are handed over")
             else:
-                task = self.tables.tasks[row[0]] = TaskRecord(row, function, submitter, first, submitter)
+                task = self.tables.tasks[row[0]] = TaskRecord(row, function, submitter, first)
                 function.received += 1
                 if self.tables.config.lineage:
                     task.block = self.blocks.add(row)
