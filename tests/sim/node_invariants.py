@@ -90,7 +90,7 @@ def _for_the_dead(node: Node) -> Iterator[tuple[str, bytes]]:
 def _relations(node: Node, tables: Tables, nodes: set[bytes]) -> Iterator[tuple[str, bytes]]:
     """The same of what nodes have with each other besides objects."""
     scheduler = node.daemon.scheduler
-    borrowing, entrusting, callers = scheduler.borrowing, scheduler.entrusting, scheduler.remote_callers
+    callers = scheduler.remote_callers
     found = [(f"task {short(each.id)}", each.submitter) for each in tables.tasks.values() if each.function.delegated]
     found += [(f"the actor {short(each.id)}", each.home) for each in tables.guests.values()]
     found += [(f"the stream {short(name)}", each.home) for name, each in tables.relayed_streams.items()]
@@ -98,9 +98,10 @@ def _relations(node: Node, tables: Tables, nodes: set[bytes]) -> Iterator[tuple[
     found += [("rows that are retained", each) for each in tables.retained_rows]
     found += [("rows that were entrusted", each) for each, rows in tables.entrusted.items() if rows]
     found += [(f"the job {short(each.id)}", each.home) for each in tables.jobs.values() if each.home and not each.ended]
-    found += [("a hold that is not acknowledged", each) for each in (*borrowing._open.values(), *entrusting._open.values())]
-    found += [("a message that waits for holds", each) for _, each, _ in (*borrowing._behind, *entrusting._behind)]
-    found += [("a release that waits for holds", each) for each, waiting in borrowing._released.items() if waiting]
+    for channel in (scheduler.borrowing.holds, scheduler.entrusting.rows):
+        found += [("a message that is not acknowledged", each) for each in channel._open.values()]
+        found += [("a message that waits for others", each) for _, each, _ in channel._waiting]
+    found += [("a release that waits for holds", each) for each, _ in scheduler.borrowing._releasing]
     found += [("callers", each) for each, known in callers._callers.items() if known]
     found += [("outcomes of calls", each) for each, _ in callers._reporters]
     yield from (each for each in found if each[1] not in nodes)

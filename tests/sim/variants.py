@@ -23,6 +23,7 @@ from zfabric.machines.global_scheduler.machine import GlobalScheduler
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.channel import PeerChannel
 from zfabric.machines.local_scheduler.group_records import GroupRecord
 from zfabric.machines.local_scheduler.groups.bundles import Bundles
 from zfabric.machines.local_scheduler.groups.directory import Groups
@@ -703,21 +704,21 @@ def _dead_nodes_not_told(right: Any) -> Any:
 
 def _sent_at_once(right: Any) -> Any:
     """Nodes learn that they are registered as holders before the home of the job has the rows, which are needed if this node dies."""
-    return lambda self, node, message: self.tables.send_to_node(node, message)
+    return lambda self, node, message: self._send(node, message) if self._ordered else right(self, node, message)
 
 
 def _lent_and_let_go(right: Any) -> Any:
     """What may end a hold leaves before the holds of this node are registered."""
-    return lambda self, node, message: self.entrusting.send(node, message)
+    return lambda self, node, message: right(self, node, message) if self._ordered else self._send(node, message)
 
 
 def _released_at_once(right: Any) -> Any:
     """Holds are given up before those that were asked for earlier are registered."""
 
     def release(self: Borrowing) -> None:
-        open_, self._open = self._open, {}
+        open_, self.holds._open = self.holds._open, {}
         right(self)
-        self._open = open_
+        self.holds._open = open_
 
     return release
 
@@ -726,7 +727,7 @@ def _borrowed_while_released(right: Any) -> Any:
     """A release that waits to be sent covers a ref that came back meanwhile."""
 
     def borrow(self: Borrowing, record: Any) -> None:
-        if record.id in self._released[record.home]:
+        if (record.home, record.id) in self._releasing:
             record.hold.register()
         right(self, record)
 
@@ -1085,10 +1086,10 @@ SCRIPTED: dict[str, Patches] = {
     "no-fence": ((Peers, "of_registered", _dead_nodes_heard), (Delegations, "on_ended", _ends_of_the_dead_accepted)),
     "ids-without-home": ((Tables, "homes_of", _ids_without_home),),
     "rows-not-entrusted": ((Entrusting, "_entrust", _nothing),),
-    "acknowledged-before-entrusted": ((Entrusting, "send", _sent_at_once),),
+    "acknowledged-before-entrusted": ((PeerChannel, "send", _sent_at_once),),
     "values-that-exist-made-again": ((Failover, "_adopt_values", _values_that_exist_made_again),),
     "attempts-that-run-begin-again": ((Failover, "_adopt_attempts", _attempts_that_run_begin_again),),
-    "lender-lets-go-first": ((Borrowing, "send_behind", _lent_and_let_go),),
+    "lender-lets-go-first": ((PeerChannel, "send", _lent_and_let_go),),
     "release-overtakes-hold": ((Borrowing, "_release", _released_at_once),),
     "release-covers-later-hold": ((Borrowing, "_borrow", _borrowed_while_released),),
     "death-overtakes-hold": ((Failover, "node_died", _death_before_holds),),

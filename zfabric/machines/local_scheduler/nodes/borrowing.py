@@ -7,18 +7,19 @@ the object for as long as it is needed. Holders are sets, not counts.
 The invariant: a message that may end another node's hold (``Release``, ``Ended``, ``EndsReceived``) is sent only when every earlier
 ``Borrow`` of this node has been acknowledged. So a new holder is registered before the lender releases, over any number of nodes.
 
-Per turn: ``begin_end_of_turn`` sends ``RetainRows`` and ``Borrow``; other parts then send through ``send_behind``; ``end_of_turn``
-releases. When a home's daemon restarts, its open numbers are dropped (``begin_anew``), all holds there are borrowed again, and whatever
-waited now waits for these (``repeat``). When a home dies, its holds move to the homes of the jobs (``orphans``), and an empty ``Borrow`` to
-each serves as a barrier.
+Per turn: ``begin_end_of_turn`` sends ``RetainRows`` and ``Borrow``; other parts then send through ``holds``; ``end_of_turn`` releases. When
+a home's daemon restarts, its numbers are dropped (``begin_anew``), all holds there are borrowed again, and whatever waited now waits for
+these (``repeat``). When a home dies, its holds move to the homes of the jobs (``orphans``), and an empty ``Borrow`` to each serves as a
+barrier.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable
 
 from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.channel import PeerChannel
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.orphans import Orphans
 from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
@@ -51,13 +52,10 @@ class Borrowing:
         self.orphans = orphans
         self.streams = streams
         self.node = node
-        self._last = 0
-        self._open: dict[int, bytes] = {}
-        """The home of each ``Borrow`` that is not acknowledged, by its number, in order."""
-        self._behind: deque[tuple[int, bytes, m.Message]] = deque()
-        """Messages that wait for every ``Borrow`` up to a number: (number, node, message)."""
-        self._released: defaultdict[bytes, dict[bytes, int]] = defaultdict(dict)
-        """Holds to release, by home: each object with the number of the last ``Borrow`` before."""
+        self.holds = PeerChannel(tables.nodes, entrusting.rows.send)
+        """The ``Borrow`` messages. What may end a hold is sent behind them, and behind rows."""
+        self._releasing: dict[tuple[bytes, bytes], int] = {}
+        """Holds to release, (home, object), each with its barrier: the ``Borrow`` messages sent before."""
 
     # -- ids that cross between nodes --
 
@@ -90,7 +88,7 @@ class Borrowing:
         hold = record.hold
         if hold is None or not hold.register():
             return
-        if self._released[hold.home].pop(record.object_id, None) is None:  # A hold that is not yet released is still registered.
+        if self._releasing.pop((hold.home, record.id), None) is None:  # A hold that is not yet released is still registered.
             self.tables.to_borrow.append(record)
 
     # -- the order in which things leave --
@@ -111,9 +109,7 @@ class Borrowing:
         self.tables.to_borrow.clear()
         for home, object_ids in by_home.items():
             for start in range(0, len(object_ids), ROWS_MAX):
-                self._last += 1
-                self._open[self._last] = home
-                self.unknown_nodes.send(home, m.Borrow(self._last, tuple(object_ids[start : start + ROWS_MAX])))
+                self.unknown_nodes.send(home, m.Borrow(self.holds.number_for(home), tuple(object_ids[start : start + ROWS_MAX])))
 
     def _take_rows_to_retain(self) -> dict[bytes, list[bytes]]:
         by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
@@ -129,20 +125,14 @@ class Borrowing:
 
     @property
     def is_clear(self) -> bool:
-        """Whether ``send_behind`` sends at once."""
-        return not (self._open or self._behind or self.tables.first_held or self.tables.to_borrow)
-
-    def send_behind(self, node: bytes, message: m.Message) -> None:
-        """Send a message that may end a hold, after the acknowledgement of every earlier ``Borrow``."""
-        if self._open or self._behind:
-            self._behind.append((self._last, node, message))
-        else:
-            self.entrusting.send(node, message)
+        """Whether ``holds`` has nothing to wait for."""
+        return self.holds.is_clear and not (self.tables.first_held or self.tables.to_borrow)
 
     def end_of_turn(self) -> None:
         """Release holds, and rows retained elsewhere, that are given up."""
-        for home, object_id in self.tables.given_up:
-            self._released[home][object_id] = self._last
+        for each in self.tables.given_up:
+            self._releasing.pop(each, None)  # So that barriers rise.
+            self._releasing[each] = self.holds.barrier
         self.tables.given_up.clear()
         self._release()
         rows: defaultdict[bytes, list[bytes]] = defaultdict(list)
@@ -154,24 +144,26 @@ class Borrowing:
                 self.tables.send_to_node(home, m.ReleaseRows(tuple(object_ids[start : start + ROWS_MAX])))
 
     def _release(self) -> None:
-        oldest = next(iter(self._open), None)
-        for home, waiting in self._released.items():
-            due = [object_id for object_id, number in waiting.items() if oldest is None or number < oldest]
-            for object_id in due:
-                del waiting[object_id]
-            for start in range(0, len(due) if home in self.tables.nodes else 0, ROWS_MAX):
-                self.tables.send_to_node(home, m.Release(tuple(due[start : start + ROWS_MAX])))
+        """Release the holds whose barrier has closed."""
+        due: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        for (home, object_id), barrier in self._releasing.items():
+            if not self.holds.has_closed(barrier):
+                break
+            due[home].append(object_id)
+        for home, object_ids in due.items():
+            for object_id in object_ids:
+                del self._releasing[home, object_id]
+            for start in range(0, len(object_ids) if home in self.tables.nodes else 0, ROWS_MAX):
+                self.tables.send_to_node(home, m.Release(tuple(object_ids[start : start + ROWS_MAX])))
 
     def on_borrowed(self, now: float, source: Address, message: m.Borrowed) -> None:
         """Accept an acknowledgement of a ``Borrow``."""
-        self._open.pop(message.number, None)
-        self._flush()
+        self.holds.acknowledged(source[1:], message.number)
+        self._release()
 
     def begin_anew(self, node: bytes) -> None:
         """Drop what is under way to a node with a new daemon: ``repeat`` sends what still counts, and the node repeats its requests."""
-        self._open = {number: home for number, home in self._open.items() if home != node}
-        self._behind = deque(each for each in self._behind if each[1] != node)
-        self._released.pop(node, None)
+        self._drop(node)
         for record in self.tables.values():
             record.drop_fetcher(node)
             if record.hold is not None and record.status == PENDING and record.hold.asked == node:
@@ -182,10 +174,7 @@ class Borrowing:
         holds = [(each, each.hold) for each in self.tables.objects.values() if each.hold is not None and each.hold.home == node]
         self.borrow(node, [each.id for each, hold in holds if hold.registered])
         self.tables.to_retain += [each for each, hold in holds if hold.row_retained]
-        self._behind = deque((self._last, to, message) for _, to, message in self._behind)
-        for waiting in self._released.values():
-            waiting.update(dict.fromkeys(waiting, self._last))
-        self._flush()
+        self._renew()
 
     def repeat_cancelled(self, node: bytes) -> None:
         """Repeat the cancellations that processes here requested of tasks whose home is that node."""
@@ -201,37 +190,28 @@ class Borrowing:
         """
         numbers = []
         for start in range(0, len(object_ids), ROWS_MAX):
-            self._last += 1
-            self._open[self._last] = node
-            self.tables.send_to_node(node, m.Borrow(self._last, tuple(object_ids[start : start + ROWS_MAX]), certain))
-            numbers.append(self._last)
+            numbers.append(self.holds.number_for(node))
+            self.tables.send_to_node(node, m.Borrow(numbers[-1], tuple(object_ids[start : start + ROWS_MAX]), certain))
         return numbers
 
-    def _flush(self) -> None:
-        oldest = next(iter(self._open), None)
-        while self._behind and (oldest is None or oldest > self._behind[0][0]):
-            _, node, message = self._behind.popleft()
-            if node in self.tables.nodes:
-                self.entrusting.send(node, message)
+    def _drop(self, node: bytes) -> None:
+        """Drop what is under way to a node."""
+        self.holds.drop(node)
+        self._releasing = {each: barrier for each, barrier in self._releasing.items() if each[0] != node}
+
+    def _renew(self) -> None:
+        """Have whatever waits wait for all ``Borrow`` messages so far."""
+        self._releasing = dict.fromkeys(self._releasing, self.holds.barrier)
+        self.holds.renew()
         self._release()
 
     def node_died(self, node: bytes) -> None:
         """Move the holds at a dead home to the homes of the jobs."""
-        self._open = {number: home for number, home in self._open.items() if home != node}
-        self._released.pop(node, None)
+        self._drop(node)
         self.entrusting.node_died(node)
-        self._wait_for(self.orphans.report(node))
-
-    def _wait_for(self, homes: Iterable[bytes]) -> None:
-        """Have waiting messages wait until these homes have received everything sent so far."""
-        for home in homes:
-            self._last += 1
-            self._open[self._last] = home
-            self.tables.send_to_node(home, m.Borrow(self._last, ()))
-        self._behind = deque((self._last, node, message) for _, node, message in self._behind)
-        for waiting in self._released.values():
-            waiting.update(dict.fromkeys(waiting, self._last))
-        self._flush()
+        for home in self.orphans.report(node):  # It is to receive all that was sent so far before a hold ends.
+            self.tables.send_to_node(home, m.Borrow(self.holds.number_for(home), ()))
+        self._renew()
 
     # -- at home --
 
@@ -246,7 +226,7 @@ class Borrowing:
         unknown = tuple(dict.fromkeys(message.object_ids).keys() - set(here)) if len(here) < len(message.object_ids) else ()
         self.tables.counts["holds_of_unknown"] += len(unknown)
         self.entrusting.entrust(message.object_ids)
-        self.entrusting.send(source[1:], m.Borrowed(message.number, unknown))
+        self.entrusting.rows.send(source[1:], m.Borrowed(message.number, unknown))
 
     def _is_home_of(self, object_id: bytes) -> bool:
         """Whether this node is an object's home, or is its heir and has yet to rebuild it."""

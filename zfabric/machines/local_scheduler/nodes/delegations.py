@@ -210,7 +210,7 @@ class Delegations:
         del self.tables.owed[node]
         node.ends_received, node.requested = None, False
         callers = tuple((caller, each.received) for caller, each in node.receipts.items())
-        self.borrowing.send_behind(node.token, m.EndsReceived(number, callers))
+        self.borrowing.holds.send(node.token, m.EndsReceived(number, callers))
         if any(not each.token for each in node.receipts.values()):
             self.tables.owe(node, number, now + RECEIPTS_WITHIN)
 

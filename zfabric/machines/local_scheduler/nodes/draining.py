@@ -145,7 +145,7 @@ class Draining:
             if node.registered and (token not in self._asked or daemon != node.daemon):
                 self._asked.add(token)
                 self._unanswered[token] = node.daemon, count + 1 if daemon == node.daemon else 1
-                self.borrowing.send_behind(token, m.CopyValues(()))
+                self.borrowing.holds.send(token, m.CopyValues(()))
         if self._asked >= nodes.keys() and not any(self._unanswered[token][1] for token in nodes):
             self._end()
 

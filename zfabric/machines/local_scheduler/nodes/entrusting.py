@@ -6,18 +6,19 @@ value if the node dies. So a row is entrusted when another node is about to depe
 home dies. Tasks whose parent has ended are entrusted as *unfinished*: they run again even if nothing refers to their values. The home of a
 job entrusts nothing.
 
-``Entrust`` is numbered and acknowledged by ``Entrusted``. ``send`` retains messages that make another node depend on a row until every
-earlier ``Entrust`` is acknowledged. Row by row, ``Finished`` reports an outcome and ``Withdraw`` an end of need. After a restart of the
-home all rows are entrusted again; after a restart of this node the homes report which rows they have, and ``settle`` withdraws the unneeded
-ones.
+``Entrust`` is numbered and acknowledged by ``Entrusted``. Messages that make another node depend on a row go through ``rows``, which
+retains them until every earlier ``Entrust`` is acknowledged. Row by row, ``Finished`` reports an outcome and ``Withdraw`` an end of need.
+After a restart of the home all rows are entrusted again; after a restart of this node the homes report which rows they have, and ``settle``
+withdraws the unneeded ones.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from zfabric.config import ROWS_MAX, MiB
+from zfabric.machines.local_scheduler.channel import PeerChannel
 from zfabric.machines.local_scheduler.records import JobRecord, TaskRecord
 from zfabric.machines.local_scheduler.references import named_by
 from zfabric.machines.local_scheduler.tables import Tables
@@ -33,11 +34,8 @@ class Entrusting:
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
-        self._last = 0
-        self._open: dict[int, bytes] = {}
-        """The home of each ``Entrust`` that is not acknowledged, by its number, in order."""
-        self._behind: deque[tuple[int, bytes, m.Message]] = deque()
-        """Messages that wait for every ``Entrust`` up to a number: (number, node, message)."""
+        self.rows = PeerChannel(tables.nodes, tables.send_to_node, ordered=True)
+        """The ``Entrust`` messages. What makes another node depend on objects is sent behind their rows."""
         self._reported: dict[bytes, bytes] = {}
         """Homes that report rows of an earlier daemon of theirs or of this node, by task id."""
         self._settled = not tables.recovering
@@ -58,10 +56,8 @@ class Entrusting:
         for job in {task.function.queue.job: None for task in known}:
             unfinished = [task.id for task in known if task.function.queue.job is job]
             for start in range(0, len(unfinished) if job.home in self.tables.nodes else 0, ROWS_MAX):
-                self._last += 1
-                self._open[self._last] = job.home
                 task_ids = tuple(unfinished[start : start + ROWS_MAX])
-                self.tables.send_to_node(job.home, m.Entrust(self._last, job.id, (), (), (), task_ids))
+                self.tables.send_to_node(job.home, m.Entrust(self.rows.number_for(job.home), job.id, (), (), (), task_ids))
 
     def finished(self, tasks: list[TaskRecord]) -> None:
         """Notify the homes of their jobs that tasks entrusted as unfinished have outcomes."""
@@ -97,40 +93,18 @@ class Entrusting:
                 function.entrusted = True
                 functions.append((function.id, function.name, function.payload, function.options))
             homes = self.tables.homes_of(each for task in batch for each in named_by(task))
-            self._last += 1
-            self._open[self._last] = job.home
             rows = tuple(task.row for task in batch)
             unfinished = tuple(task.id for task in batch if task.facts().unfinished)
-            self.tables.send_to_node(job.home, m.Entrust(self._last, job.id, tuple(functions), rows, homes, unfinished))
+            number = self.rows.number_for(job.home)
+            self.tables.send_to_node(job.home, m.Entrust(number, job.id, tuple(functions), rows, homes, unfinished))
         self.tables.counts["entrusted"] += len(tasks)
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether ``send`` sends at once."""
-        return not (self._open or self._behind)
-
-    def send(self, node: bytes, message: m.Message) -> None:
-        """Send a message that makes another node depend on objects, once their rows are acknowledged.
-
-        To the home of a job it may go at once, behind the rows on the same link. The order of messages is preserved.
-        """
-        if self._behind or (self._open and any(home != node for home in self._open.values())):
-            self._behind.append((self._last, node, message))
-        else:
-            self.tables.send_to_node(node, message)
 
     def on_entrusted(self, now: float, source: Address, message: m.Entrusted) -> None:
         """Accept an acknowledgement, or a home's report of the rows that it has."""
-        self._open.pop(message.number, None)
         self._reported.update(dict.fromkeys(message.task_ids, source[1:]))
         if self._settled:
             self.settle()
-        self._flush()
-
-    def begin_anew(self, node: bytes) -> None:
-        """Drop what is under way to a node with a new daemon."""
-        self._open = {number: home for number, home in self._open.items() if home != node}
-        self._behind = deque(each for each in self._behind if each[1] != node)
+        self.rows.acknowledged(source[1:], message.number)
 
     def repeat(self, home: bytes) -> None:
         """Entrust again the rows that the former daemon of a home had."""
@@ -145,8 +119,7 @@ class Entrusting:
                 found[task.function.queue.job].append(task)
         for job, tasks in found.items():
             self._send(job, tasks)
-        self._behind = deque((self._last, to, message) for _, to, message in self._behind)
-        self._flush()
+        self.rows.renew()
 
     def settle(self) -> None:
         """Withdraw the reported rows that nothing needs."""
@@ -163,15 +136,8 @@ class Entrusting:
 
     def node_died(self, node: bytes) -> None:
         """Stop waiting for a dead home of jobs."""
-        self._open = {number: home for number, home in self._open.items() if home != node}
-        self._flush()
-
-    def _flush(self) -> None:
-        oldest = next(iter(self._open), None)
-        while self._behind and (oldest is None or oldest > self._behind[0][0]):
-            _, node, message = self._behind.popleft()
-            if node in self.tables.nodes:
-                self.tables.send_to_node(node, message)
+        self.rows.drop(node)
+        self.rows.renew()
 
     def end_of_turn(self) -> None:
         """Withdraw the rows of this turn that nothing needs."""

@@ -137,7 +137,7 @@ class Executions:
     def repeat_ends(self, home: NodeRecord) -> None:
         """Repeat to a home the unacknowledged ends, and those of tasks that have made actors here."""
         for message in home.unreceived:
-            self.borrowing.send_behind(home.token, message)
+            self.borrowing.holds.send(home.token, message)
         for guest in self.tables.guests.values():
             if guest.home == home.token:
                 self.tables.delegated_ends.append((guest.task, OK, (b"actor",), None, ()))
@@ -259,7 +259,7 @@ class Executions:
         """Send ends to another node; retain them, and pins of at least what they name, until acknowledged."""
         if named:
             self.entrusting.entrust(named)
-        self.borrowing.send_behind(home.token, message)
+        self.borrowing.holds.send(home.token, message)
         self.reported(home, message, pinned or named)
 
     def reported(self, home: NodeRecord, message: m.Ended | m.CallsEnded | m.RelayedYields, pinned: Iterable[bytes]) -> None:

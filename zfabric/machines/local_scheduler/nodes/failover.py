@@ -247,7 +247,7 @@ class Failover:
         else:
             takeover.attempts.update((task_id, (node, attempt)) for task_id, attempt in message.attempts)
         if message.complete and over:  # Its report comes after the succession: this daemon, or that node's, is newer than the death.
-            self.borrowing.send_behind(node, m.TookOver(message.node))
+            self.borrowing.holds.send(node, m.TookOver(message.node))
         elif message.complete:
             takeover.reported.add(node)
             self._advance(now)
@@ -344,7 +344,7 @@ class Failover:
         """Notify survivors that this node has taken over, behind its own holds."""
         for dead, survivors in self.to_tell:
             for node in sorted(survivors & self.tables.nodes.keys()):
-                self.borrowing.send_behind(node, m.TookOver(dead))
+                self.borrowing.holds.send(node, m.TookOver(dead))
         self.to_tell.clear()
 
     def _take_over(self, dead: bytes, takeover: _Takeover, now: float) -> None:

@@ -131,7 +131,7 @@ class Fetching:
     def _send_value(self, node: bytes, record: AnyObject, value: bytes | m.Row) -> None:
         row = (record.object_id, record.status, value, record.contained)
         self.entrusting.entrust(record.contained)
-        self.entrusting.send(node, m.FetchedValues((row,), self.tables.homes_of(record.contained)))
+        self.entrusting.rows.send(node, m.FetchedValues((row,), self.tables.homes_of(record.contained)))
 
     def on_value_read(self, now: float, source: Address, message: m.ValueRead) -> None:
         """Send a value read from the arena to the nodes that requested it, and unpin it."""

@@ -148,7 +148,7 @@ class LoneTasks:
         home = tables.nodes.get(task.submitter)
         if home is None or function.queue or self._is_unsettled() or not home.registered or tables.delegated_ends:
             return None
-        if self.children or not self.borrowing.is_clear or not self.entrusting.is_clear or tables.relayed_yields:
+        if self.children or not self.borrowing.is_clear or not self.entrusting.rows.is_clear or tables.relayed_yields:
             return None
         completed = m.Completed(message.attempts, message.statuses, message.outputs, message.task_ids, (), (), b"")
         ended = m.Ended(home.next_end, tuple(completed), ())

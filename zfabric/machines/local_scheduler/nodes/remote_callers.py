@@ -2,7 +2,7 @@
 
 A relayed call reaches its actor like any other, with a caller's name that includes the node. Its outcome always passes through here
 (``CallOutcomes``), and the actor retains it until the caller has received it. Objects in the arguments are pinned here until the outcome is
-sent, behind all holds (``Borrowing.send_behind``): so the actor's hold is registered before the caller drops a ref.
+sent, behind all holds (``Borrowing.holds``): so the actor's hold is registered before the caller drops a ref.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class RemoteCallers:
             behind, tables.behind_ends = tables.behind_ends, []
             for token, message in behind:
                 if token in tables.nodes:
-                    self.borrowing.send_behind(token, message)
+                    self.borrowing.holds.send(token, message)
 
     def _send_ends(self, remote: bytes, reports: list[tuple[WorkerRecord, m.Row, m.Ids]]) -> None:
         token = node_of_caller(remote)

@@ -103,7 +103,7 @@ class Repeats:
         self.detached.begin_anew(node.token)
         self.creation.begin_anew(node.token)
         self.reclaiming.begin_anew(node)
-        self.entrusting.begin_anew(node.token)
+        self.entrusting.rows.drop(node.token)
         self.failover.begin_anew(node.token)
         self.peer_recovery.begin_anew(node.token)
         self.references.drop_watcher(node.token)

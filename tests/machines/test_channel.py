@@ -1,0 +1,138 @@
+"""Messages that other nodes acknowledge: what waits for them, what is retained, and what a restart or a death drops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zfabric.machines.local_scheduler.channel import PeerChannel
+
+A, B, C = b"a", b"b", b"c"
+
+
+class Peers:
+    """Three other nodes, and what a channel has sent them."""
+
+    def __init__(self, ordered: bool = False) -> None:
+        self.living = {A, B, C}
+        self.sent: list[tuple[bytes, Any]] = []
+        self.channel = PeerChannel(self.living, lambda node, message: self.sent.append((node, message)), ordered)
+
+
+def test_a_message_is_sent_once_all_numbered_ones_before_it_are_acknowledged() -> None:
+    peers = Peers()
+    first, second = peers.channel.number_for(A), peers.channel.number_for(B)
+    peers.channel.send(C, "behind both")  # type: ignore[arg-type]
+    third = peers.channel.number_for(C)
+    peers.channel.acknowledged(B, second)
+    assert peers.sent == []
+    peers.channel.acknowledged(A, first)
+    assert peers.sent == [(C, "behind both")], "the third is later"
+    assert not peers.channel.is_clear
+    peers.channel.acknowledged(C, third)
+    assert peers.channel.is_clear
+
+
+def test_an_acknowledgement_counts_only_if_its_receiver_sends_it() -> None:
+    peers = Peers()
+    number = peers.channel.number_for(A)
+    peers.channel.send(B, "behind")  # type: ignore[arg-type]
+    peers.channel.acknowledged(C, number)
+    peers.channel.acknowledged(A, number + 1)
+    assert peers.sent == []
+    peers.channel.acknowledged(A, number)
+    assert peers.sent == [(B, "behind")]
+
+
+def test_in_an_ordered_channel_a_message_waits_for_other_nodes_only() -> None:
+    peers = Peers(ordered=True)
+    number = peers.channel.number_for(A)
+    peers.channel.send(A, "at once")  # type: ignore[arg-type]
+    peers.channel.send(B, "behind")  # type: ignore[arg-type]
+    peers.channel.send(A, "in order")  # type: ignore[arg-type]
+    assert peers.sent == [(A, "at once")]
+    peers.channel.acknowledged(A, number)
+    assert peers.sent == [(A, "at once"), (B, "behind"), (A, "in order")]
+
+
+def test_what_waits_for_a_restarted_node_waits_for_what_is_sent_to_it_again() -> None:
+    peers = Peers()
+    before = peers.channel.number_for(A)
+    barrier = peers.channel.barrier
+    peers.channel.send(B, "behind")  # type: ignore[arg-type]
+    peers.channel.send(A, "void")  # type: ignore[arg-type]
+    peers.channel.drop(A)
+    assert peers.sent == [], "it is not known yet what is sent again"
+    assert peers.channel.has_closed(barrier)
+    again = peers.channel.number_for(A)
+    peers.channel.renew()
+    peers.channel.acknowledged(A, before)
+    assert peers.sent == []
+    peers.channel.acknowledged(A, again)
+    assert peers.sent == [(B, "behind")]
+
+
+def test_a_death_closes_what_waited_for_it_alone_and_nothing_goes_to_the_dead() -> None:
+    peers = Peers()
+    peers.channel.number_for(A)
+    peers.channel.send(B, "behind")  # type: ignore[arg-type]
+    peers.channel.send(C, "to another that dies")  # type: ignore[arg-type]
+    peers.living.discard(C)
+    peers.channel.drop(A)
+    peers.channel.renew()
+    assert peers.sent == [(B, "behind")]
+    assert peers.channel.is_clear
+
+
+NODES = st.sampled_from([A, B, C])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("number"), NODES),
+        st.tuples(st.just("send"), NODES),
+        st.tuples(st.just("acknowledge"), NODES),
+        st.tuples(st.just("restart"), NODES),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS, st.booleans())
+def test_whatever_happens_messages_leave_in_order_and_behind_all_that_they_wait_for(steps: list[tuple[str, bytes]], ordered: bool) -> None:
+    """Each node acknowledges in the order in which it receives, as over a link."""
+    peers, channel = (found := Peers(ordered)), found.channel
+    unacknowledged: dict[int, bytes] = {}
+    needs: dict[int, set[int]] = {}
+    """What each message that was given to the channel, and not sent, has to wait for."""
+    receivers: list[bytes] = []
+    seen = 0
+    for name, node in steps:
+        if name == "number":
+            unacknowledged[channel.number_for(node)] = node
+        elif name == "send":
+            needs[len(receivers)] = {number for number, to in unacknowledged.items() if not ordered or to != node}
+            receivers.append(node)
+            channel.send(node, len(receivers) - 1)  # type: ignore[arg-type]
+        elif name == "acknowledge":
+            number = next((number for number, to in unacknowledged.items() if to == node), None)
+            if number is not None:
+                del unacknowledged[number]
+                channel.acknowledged(node, number)
+        else:
+            unacknowledged = {number: to for number, to in unacknowledged.items() if to != node}
+            channel.drop(node)
+            unacknowledged[channel.number_for(node)] = node
+            sent = {index for _, index in peers.sent}
+            needs = {index: set(unacknowledged) for index in needs if index not in sent and receivers[index] != node}
+            channel.renew()
+        for to, index in peers.sent[seen:]:
+            assert receivers[index] == to
+            assert not needs.pop(index) & unacknowledged.keys()
+        seen = len(peers.sent)
+    order = [index for _, index in peers.sent]
+    assert order == sorted(order)
+    for number, node in list(unacknowledged.items()):
+        channel.acknowledged(node, number)
+    assert channel.is_clear
+    assert {index for _, index in peers.sent[seen:]} == needs.keys(), "each is sent in the end, unless its receiver was restarted"
