@@ -6,7 +6,7 @@ from typing import Any
 
 from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OWN, Node, row, task_id
 
-from zfabric.machines.local_scheduler.nodes.delegations import ACKNOWLEDGE_AFTER
+from zfabric.machines.local_scheduler.nodes.receipts import ACKNOWLEDGE_AFTER
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, FIRST_RETURN, LOCAL_SCHEDULER, MEMBER, WORKER, first_attempt, remote_caller
 from zfabric.protocol.options import RESOURCE_UNIT

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zfabric.machines.local_scheduler.channel import PeerChannel
+from zfabric.machines.local_scheduler.channel import PeerChannel, PeerOutbox
 
 A, B, C = b"a", b"b", b"c"
 
@@ -136,3 +137,60 @@ def test_whatever_happens_messages_leave_in_order_and_behind_all_that_they_wait_
         channel.acknowledged(node, number)
     assert channel.is_clear
     assert {index for _, index in peers.sent[seen:]} == needs.keys(), "each is sent in the end, unless its receiver was restarted"
+
+
+# -- what is retained --
+
+
+class Message:
+    """A message with a number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def numbers(retained: list[Any]) -> list[int]:
+    return [message.number for message, *_ in retained]
+
+
+def test_a_message_is_retained_with_its_pins_until_it_is_acknowledged() -> None:
+    outbox: Any = PeerOutbox()
+    for pins in ((b"x",), (), (b"y",)):
+        outbox.retain(Message(outbox.next), pins)
+    received = outbox.acknowledged(2)
+    assert numbers(received) == [1, 2]
+    assert [pins for _, pins, *_ in received] == [(b"x",), ()]
+    assert [each.number for each in outbox] == [3]
+    assert outbox.acknowledged(2) == []
+    assert numbers(outbox.take_all()) == [3]
+    assert outbox.next == 4
+
+
+def test_outcomes_are_retained_until_their_caller_has_them_too() -> None:
+    outbox: Any = PeerOutbox()
+    for caller in (A, B, b"", A):
+        outbox.retain(Message(outbox.next), caller=caller)
+    assert numbers(outbox.acknowledged(4, ((A, 1),))) == [1, 2, 3], "what else its node has is over"
+    assert numbers(outbox.acknowledged(3)) == []
+    assert numbers(outbox.acknowledged(4, ((A, 2),))) == []
+    assert numbers(outbox.acknowledged(4)) == [4]
+
+
+def test_what_a_caller_lacks_is_repeated_before_later_messages() -> None:
+    outbox: Any = PeerOutbox()
+    for caller in (A, b"", A, b""):
+        outbox.retain(Message(outbox.next), caller=caller)
+    outbox.acknowledged(3, ((A, 0),))
+    assert [each.number for each in outbox] == [1, 3, 4]
+
+
+@pytest.mark.parametrize(("acknowledged", "free"), [(0, 0), (1, 1), (2, 2)])
+def test_only_an_acknowledged_number_is_free(acknowledged: int, free: int) -> None:
+    outbox: Any = PeerOutbox()
+    outbox.retain(Message(1))
+    outbox.retain(Message(2))
+    outbox.acknowledged(acknowledged)
+    assert outbox.free == free
+    if free:
+        outbox.retain_first(Message(free), (b"x",))
+        assert [each.number for each in outbox] == list(range(free, 3))

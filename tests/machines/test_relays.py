@@ -9,7 +9,7 @@ from nodes_alone import ACTOR_ID, CALL, CALLER, HOME_A, HOME_C, OTHER, SELF, Nod
 from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, died
 
 from tests.sim.variants import applied
-from zfabric.machines.local_scheduler.nodes.delegations import RECEIPTS_WITHIN
+from zfabric.machines.local_scheduler.nodes.receipts import RECEIPTS_WITHIN
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import ACTOR, CLIENT, FIRST_RETURN, WORKER, call_value, control_of, first_attempt, object_id, remote_caller
@@ -53,7 +53,7 @@ def test_an_outcome_is_retained_until_its_caller_has_received_it(node: Nodes) ->
     assert [each for each in node.told(HOME_A) if isinstance(each, m.CallsEnded)] == [ended[0], ended[2]], "the next daemon receives them"
     node.hear(HOME_A, m.EndsReceived(3, ((CALLER, 1),)))
     assert node.sent_to(WORKER + worker) == [m.OutcomesRecorded((CALL,))]
-    node.hear(HOME_A, m.EndsReceived(1))
+    node.hear(HOME_A, m.EndsReceived(3))
     assert node.sent_to(WORKER + worker) == [m.OutcomesRecorded((call(2)[0],))], "the caller lacks nothing"
 
 
@@ -302,8 +302,8 @@ def test_a_caller_that_exits_lacks_no_outcomes(node: Nodes) -> None:
     node.told(HOME_A)
     died(node, worker, None)
     node.told_at_last(HOME_A)
-    assert not node.scheduler.tables.owed
-    assert not node.scheduler.tables.nodes[HOME_A].receipts
+    assert not node.scheduler.receipts.owed
+    assert not node.scheduler.tables.nodes[HOME_A].inbox.callers
 
 
 def test_an_outcome_with_refs_is_acknowledged_once_they_are_held_here(node: Nodes) -> None:

@@ -13,7 +13,7 @@ from tests.sim.world import World
 from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.config import Config
 from zfabric.machines.client import Client
-from zfabric.machines.local_scheduler.nodes.delegations import RECEIPTS_WITHIN
+from zfabric.machines.local_scheduler.nodes.receipts import RECEIPTS_WITHIN
 from zfabric.machines.worker import Worker
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m

@@ -87,7 +87,7 @@ class Invariants:
                     continue
                 ended = self._ended.get(node.identifier, {})
                 if stream is not None:  # It runs again if its home has taken the end in, and lacks values.
-                    taken = nodes[node.identifier].ends_received or 0
+                    taken = nodes[node.identifier].inbox.newest or 0
                     ended = {key: each for key, each in ended.items() if key[0] != home.identifier or key[1] > taken}
                 gone = item.row[1] in CLASSES and not any(task_id in each.worker.mailbox.actors for each in node.workers.values())
                 if (task_id, node.restarts) in ended.values() and not gone:  # An actor that has died is to be made again.
@@ -361,7 +361,7 @@ class Invariants:
         for record in tables.nodes.values():
             left += [f"task {short(each)} on node {record.name}" for each in record.inflight]
             left += [f"the actor {short(each)} on node {record.name}" for each in record.actors]
-            left += [f"the unreceived end {each.number}" for each in record.unreceived]
+            left += [f"the unreceived end {each.number}" for each in record.ends]
             if record.process is None or not record.process.ready:
                 left.append(f"node {record.name} is not ready on node {node.number}")
         return left + [f"the unreported end of {short(each[0].id)}" for each in tables.delegated_ends]

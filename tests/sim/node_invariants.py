@@ -103,7 +103,6 @@ def _relations(node: Node, tables: Tables, nodes: set[bytes]) -> Iterator[tuple[
         found += [("a message that waits for others", each) for _, each, _ in channel._waiting]
     found += [("a release that waits for holds", each) for each, _ in scheduler.borrowing._releasing]
     found += [("callers", each) for each, known in callers._callers.items() if known]
-    found += [("outcomes of calls", each) for each, _ in callers._reporters]
     yield from (each for each in found if each[1] not in nodes)
     yield from (("a takeover", each) for each in scheduler.failover._takeovers)
 
@@ -119,8 +118,8 @@ def needless_pins(node: Node) -> list[str]:
     for record in tables.values():
         named.update(record.contained)
     for peer in tables.nodes.values():
-        for names in peer.pinned.values():
-            named.update(names)
+        for _, pins, *_ in peer.ends.retained:
+            named.update(pins)
     for _, names in scheduler.remote_callers._pinned.values():
         named.update(names)
     for last in scheduler.remote_streams.last.values():
@@ -133,6 +132,7 @@ def needless_pins(node: Node) -> list[str]:
         named.update(names)
     for life in scheduler.guest_logs._lives.values():
         named.update(life.read)
-        named.update(each for message in life.unrecorded for each in message.refs)
+        for _, pins, *_ in life.unrecorded.retained:
+            named.update(pins)
     counted = ((record, named[record.object_id]) for record in tables.values() if getattr(record, "outputs", None) is None)
     return [f"{short(each.object_id)} has {each.pins} pins, and {count} things name it" for each, count in counted if each.pins > count]

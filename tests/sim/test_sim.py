@@ -379,7 +379,7 @@ def test_a_stream_runs_again_that_has_ended_elsewhere_once_its_home_has_taken_th
     tables.tasks[bytes(TASK_BYTES)], tables.streams[bytes(TASK_BYTES)] = record, stream
     world.invariants._ended[executor.identifier] = {(home.identifier, 3, 0): (bytes(TASK_BYTES), 0)}
     world.invariants._members = {node.identifier for node in world.nodes}
-    tables.nodes[executor.identifier].ends_received = 3 if is_taken_in else 2
+    tables.nodes[executor.identifier].inbox.newest = 3 if is_taken_in else 2
     worker: Any = SimpleNamespace(name="worker1", incarnation=b"")
     with nullcontext() if is_taken_in else pytest.raises(Failure, match="node 2 has its outcome"):
         world.invariants._alone(worker, Item((bytes(TASK_BYTES), b"", b"", ()), 1))

@@ -622,9 +622,8 @@ def _forgotten_when_sent(right: Any) -> Any:
     def end_of_turn(self: Executions) -> None:
         right(self)
         for home in self.tables.nodes.values():
-            for each in home.unreceived:
-                self.references.unpin(home.pinned.pop(each.number))
-            home.unreceived.clear()
+            for _, pins, *_ in home.ends.take_all():
+                self.references.unpin(pins)
 
     return end_of_turn
 
@@ -779,10 +778,9 @@ def _relayed_outcomes_confirmed_when_sent(right: Any) -> Any:
 
     def end_of_turn(self: RemoteCallers) -> None:
         right(self)
-        for received in list(self._reporters):
-            calls = self._reporters[received]
-            self.on_end_received(CallsEndReceived(*received))
-            self._reporters[received] = calls
+        for node in self.tables.nodes.values():
+            for *_, calls in node.ends.retained:
+                self.on_end_received(CallsEndReceived(calls))
 
     return end_of_turn
 
@@ -829,7 +827,7 @@ def _ends_pinned_for_the_dead(right: Any) -> Any:
     """What ends of attempts name stays pinned if the home dies that has not acknowledged them."""
 
     def died(self: Peers, node: NodeRecord, survivors: set[bytes], now: float) -> None:
-        node.pinned.clear()
+        node.ends.retained = deque((message, (), caller, calls) for message, _, caller, calls in node.ends.retained)
         right(self, node, survivors, now)
 
     return died

@@ -1,16 +1,28 @@
 """What a local scheduler has sent to others and they have not acknowledged.
 
-A ``PeerChannel`` has numbered messages to all other nodes, and what may be sent only when they are acknowledged: a barrier.
+A ``PeerChannel`` has numbered messages to all other nodes, and what may be sent only when they are acknowledged: a barrier. A
+``PeerOutbox`` retains the messages to one node until it acknowledges them. A ``PeerInbox`` has what that node has sent and this one is to
+acknowledge.
 
-A node whose daemon is new has received nothing: numbers to it are dropped, and whatever waited waits for what is sent again, too.
+A node whose daemon is new has received nothing: numbers to it are dropped, its outboxes are sent again, and whatever waited waits for what
+is sent again, too.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import TypeAlias
 
 from zfabric.protocol import messages as m
+
+Sent: TypeAlias = m.Ended | m.CallsEnded | m.RelayedYields | m.LogAppended | m.Checkpoint
+"""Messages of which each has a number, and which are retained until they are acknowledged."""
+CallsByWorker: TypeAlias = Mapping[bytes, list[bytes]]
+"""Ids of calls, by the worker whose actors have run them."""
+NO_CALLS: CallsByWorker = {}
+Retained: TypeAlias = tuple[Sent, tuple[bytes, ...], bytes, CallsByWorker]
+"""A message, the objects pinned for it, and for outcomes of calls their caller and the calls."""
 
 
 class PeerChannel:
@@ -74,3 +86,89 @@ class PeerChannel:
             _, node, message = self._waiting.popleft()
             if node in self._nodes:
                 self._send(node, message)
+
+
+class PeerOutbox:
+    """Messages to one node, in the order of their numbers, each retained until the node acknowledges it.
+
+    Outcomes of calls are retained until their caller has them, too: after a restart of the node's daemon they are repeated.
+    """
+
+    __slots__ = ("next", "retained")
+
+    def __init__(self) -> None:
+        self.next = 1
+        """Number of the next message."""
+        self.retained: deque[Retained] = deque()
+
+    def __iter__(self) -> Iterator[Sent]:
+        return (entry[0] for entry in self.retained)
+
+    def retain(self, message: Sent, pins: tuple[bytes, ...] = (), caller: bytes = b"", calls: CallsByWorker = NO_CALLS) -> None:
+        """Retain a message that was sent."""
+        self.retained.append((message, pins, caller, calls))
+        self.next = message.number + 1
+
+    @property
+    def free(self) -> int:
+        """The number of an acknowledged message, for one that is to be before all others; 0 if none was acknowledged."""
+        return (self.retained[0][0].number if self.retained else self.next) - 1
+
+    def retain_first(self, message: Sent, pins: tuple[bytes, ...]) -> None:
+        """Retain a message before all others."""
+        self.retained.appendleft((message, pins, b"", NO_CALLS))
+
+    def revise(self, revised: Callable[[Sent], Sent]) -> None:
+        """Replace each message."""
+        self.retained = deque((revised(message), pins, caller, calls) for message, pins, caller, calls in self.retained)
+
+    def acknowledged(self, number: int, lacking: m.Rows = ()) -> list[Retained]:
+        """Remove and return what has been received, up to a number.
+
+        ``lacking`` are callers of which each has outcomes up to a number only: the others remain.
+        """
+        received: list[Retained] = []
+        while self.retained and self.retained[0][0].number <= number:
+            received.append(self.retained.popleft())
+        if lacking:
+            last: dict[bytes, int] = dict(lacking)
+            remaining = [each for each in received if each[0].number > last.get(each[2], number)]
+            received = [each for each in received if each[0].number <= last.get(each[2], number)]
+            self.retained.extendleft(reversed(remaining))
+        return received
+
+    def take_all(self) -> list[Retained]:
+        """Remove and return all messages."""
+        entries = list(self.retained)
+        self.retained.clear()
+        return entries
+
+
+class PeerInbox:
+    """Messages of one node that are accepted here and not yet acknowledged."""
+
+    __slots__ = ("callers", "newest", "requested")
+
+    def __init__(self) -> None:
+        self.newest: int | None = None
+        """The newest of these messages."""
+        self.callers: dict[bytes, CallerReceipt] = {}
+        """Processes here that may lack outcomes of their calls."""
+        self.requested = False
+        """Whether their receipts were requested for the next acknowledgement."""
+
+
+class CallerReceipt:
+    """Which outcomes of calls on another node a process here has received, by the numbers of their messages."""
+
+    __slots__ = ("received", "requested", "sent", "token")
+
+    def __init__(self) -> None:
+        self.sent = 0
+        """The last message with outcomes sent to the process."""
+        self.received = 0
+        """The process has received everything up to this message."""
+        self.token = 0
+        """The unanswered request for a receipt; 0 if there is none."""
+        self.requested = 0
+        """``sent`` when the receipt was requested."""

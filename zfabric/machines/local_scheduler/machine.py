@@ -237,7 +237,10 @@ class LocalScheduler:
             self.children,
             self.fetching,
         )
-        self.remote_streams = RemoteStreams(self.tables, self.references, self.outcomes, self.streams, self.borrowing, self.executions)
+        self.receipts = Receipts(self.tables, self.borrowing)
+        self.remote_streams = RemoteStreams(
+            self.tables, self.references, self.outcomes, self.streams, self.borrowing, self.executions, self.receipts
+        )
         self.creation = DetachedCreation(
             self.tables, self.requests, self.references, self.submission, self.actors, self.borrowing, self.executions
         )
@@ -281,7 +284,6 @@ class LocalScheduler:
             self.rejoining,
             self.deliver,
         )
-        self.receipts = Receipts(self.tables)
         self.delegations = Delegations(
             self.tables, self.references, self.outcomes, self.rebuilding, self.borrowing, self.copies, self.receipts, node
         )
@@ -348,6 +350,7 @@ class LocalScheduler:
             self.remote_streams,
             self.guest_logs,
             self.watches,
+            self.receipts,
         )
         self.peers = Peers(
             node,
@@ -379,7 +382,6 @@ class LocalScheduler:
             self.borrowing,
             self.entrusting,
             self.children,
-            self.executions,
             self.failover,
             node,
         )
@@ -457,7 +459,7 @@ class LocalScheduler:
             due.HOLDING_ROOM: Timed(self.placement.next_deadline),
             due.CROWDED: Timed(self.returns.next_deadline),
             due.RECLAIMING: Timed(self.reclaiming.next_deadline),
-            due.OWED: Timed(self.delegations.next_deadline),
+            due.OWED: Timed(self.receipts.next_deadline),
             due.SHUTDOWN: Timed(self.job_shutdown.next_deadline),
             due.DIRECT: Timed(self.direct.next_deadline),
             due.BACKPRESSURE: Timed(lambda: self.dispatcher.backpressure.until),
@@ -637,8 +639,8 @@ class LocalScheduler:
             self.remote_callers.end_of_turn()
         if self.logs.recorded:
             self.remote_logs.end_of_turn()
-        if tables.owed and now >= min(tables.owed.values()):
-            self.delegations.end_of_turn(now)
+        if self.receipts.owed and now >= min(self.receipts.owed.values()):
+            self.receipts.end_of_turn(now)
         if tables.to_fetch or tables.for_nodes or tables.unwanted or tables.given_up:
             self.fetching.end_of_turn()
         if tables.given_up or tables.rows_given_up:

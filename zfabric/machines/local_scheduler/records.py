@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from zfabric.machines.common.lineage_blocks import LineageBlock
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.resources import NO_POOL, ResourcePool
+from zfabric.machines.local_scheduler.channel import PeerInbox, PeerOutbox
 from zfabric.machines.local_scheduler.group_records import GroupPool
 from zfabric.machines.local_scheduler.object_places import PENDING, InlineValues, ObjectPlace, Value, place_of
 from zfabric.protocol import messages as m
@@ -988,7 +989,6 @@ class ProcessRecord:
         "results",
         "singles",
         "started",
-        "unconfirmed",
     )
 
     def __init__(self, incarnation: bytes, kind: str, pid: int, started: int, job: JobRecord | None, name: bytes, control: bytes) -> None:
@@ -1158,22 +1158,6 @@ class WorkerRecord:
         return bool(self.blocked_tasks)
 
 
-class CallerReceipt:
-    """Which outcomes of calls on another node a process here has received, by the numbers of their messages."""
-
-    __slots__ = ("received", "requested", "sent", "token")
-
-    def __init__(self) -> None:
-        self.sent = 0
-        """The last message with outcomes sent to the process."""
-        self.received = 0
-        """The process has received everything up to this message."""
-        self.token = 0
-        """The unanswered request for a receipt; 0 if there is none."""
-        self.requested = 0
-        """``sent`` when the receipt was requested."""
-
-
 class NodeRecord(WorkerRecord):
     """Another node: to a home, a worker of many tasks; to an executor, a home.
 
@@ -1184,23 +1168,18 @@ class NodeRecord(WorkerRecord):
         "answered",
         "daemon",
         "draining",
-        "ends_received",
+        "ends",
         "full",
+        "inbox",
         "labels",
         "name",
-        "next_end",
         "number",
-        "pinned",
-        "receipts",
         "reclaimable",
         "registered",
         "repeated",
         "reported",
-        "requested",
         "resources",
         "restarts",
-        "unconfirmed",
-        "unreceived",
     )
 
     remote = True
@@ -1217,20 +1196,10 @@ class NodeRecord(WorkerRecord):
         """As home: demands that found no room there, and until when they are not tried."""
         self.reclaimable = False
         """As home: whether it may have tasks that it has not begun."""
-        self.ends_received: int | None = None
-        """As home: the newest message of ends to acknowledge (``Tables.owed``)."""
-        self.receipts: dict[bytes, CallerReceipt] = {}
-        """As home: processes here that may lack outcomes of their calls there."""
-        self.requested = False
-        """As home: whether their receipts were requested for the next acknowledgement."""
-        self.next_end = 1
-        """As executor: number of the next message of ends."""
-        self.pinned: dict[int, tuple[bytes, ...]] = {}
-        """As executor: objects pinned until a message of ends is acknowledged, by its number."""
-        self.unreceived: deque[m.Ended | m.CallsEnded | m.RelayedYields] = deque()
-        """As executor: messages of ends that are not acknowledged."""
-        self.unconfirmed: dict[bytes, deque[m.CallsEnded]] = {}
-        """As executor: acknowledged outcomes of calls that their callers may lack, by caller."""
+        self.ends: PeerOutbox = PeerOutbox()
+        """As executor: messages of ends."""
+        self.inbox = PeerInbox()
+        """As home: messages of ends to acknowledge."""
         self.daemon = b""
         """Incarnation of its daemon; empty before it has registered."""
         self.answered = b""

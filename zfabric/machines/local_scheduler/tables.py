@@ -9,7 +9,7 @@ from typing import Any
 from zfabric.config import Config
 from zfabric.machines.common.resources import ResourcePool, covers
 from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord, GuestRecord, RemoteActorRecord
-from zfabric.machines.local_scheduler.due import OWED, PartDeadlines
+from zfabric.machines.local_scheduler.due import PartDeadlines
 from zfabric.machines.local_scheduler.group_records import Bundle, GroupPool, GroupRecord, KnownGroup
 from zfabric.machines.local_scheduler.latencies import Latencies
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, InlineValues, Stored
@@ -145,8 +145,6 @@ class Tables:
         """Values whose copying is to stop."""
         self.given_up: list[tuple[bytes, bytes]] = []
         """Holds to release: (home, object)."""
-        self.owed: dict[NodeRecord, float] = {}
-        """Nodes whose messages of ends are to be acknowledged, and when, soonest first."""
         self.for_nodes: list[tuple[bytes, AnyObject]] = []
         """Existing values requested by other nodes: (node, record)."""
         self.delegated_ends: list[tuple[TaskRecord | RefusedRow, int, Row, tuple[Row, Row] | None, tuple[bytes, ...]]] = []
@@ -276,13 +274,6 @@ class Tables:
     def send_to_node(self, node: bytes, message: m.Message) -> None:
         """Send ``message`` to another node's local scheduler."""
         self.effects.append(Send(LOCAL_SCHEDULER + node, message))
-
-    def owe(self, node: NodeRecord, number: int, due: float) -> None:
-        """Note that ends up to this message were accepted; ``Delegations`` acknowledges them when ``due``."""
-        node.ends_received = max(number, node.ends_received or 0)
-        if node not in self.owed:
-            self.owed[node] = due
-            self.deadlines.note(OWED, due)
 
     def send_to_peer(self, node: bytes, message: m.Message) -> None:
         """Send ``message`` to the local scheduler of a node, perhaps this one."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zfabric.machines.local_scheduler.channel import CallsByWorker
 from zfabric.machines.local_scheduler.records import AnyObject, JobRecord, ProcessRecord, StreamRecord, TaskRecord, WorkerRecord
 from zfabric.protocol import messages as m
 
@@ -105,10 +106,9 @@ class CallerNotified(NamedTuple):
 
 
 class CallsEndReceived(NamedTuple):
-    """A caller on another node has received the outcomes up to the message with this number."""
+    """Callers on another node have received the outcomes of calls, or are dead: calls by the worker that has run them."""
 
-    node: bytes
-    number: int
+    calls: CallsByWorker
 
 
 class StreamMakerEnded(NamedTuple):

@@ -349,7 +349,7 @@ class EndsReceived(NamedTuple):
     """home -> executor. The home has processed all ``Ended`` up to this number, and holds the objects they name.
 
     Nobody waits for it: one acknowledges many. ``callers`` are rows ``(caller, number)``: that process may lack outcomes of its calls above
-    ``number``. The executor retains those until one of these messages no longer names the caller.
+    ``number``. The executor retains those until it receives their number again without the caller.
     """
 
     number: Count

@@ -24,11 +24,6 @@ from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import LOST
 from zfabric.protocol.options import names_objects, only_prefers, option
 
-ACKNOWLEDGE_AFTER = 0.02
-"""Seconds after which ends are acknowledged, together: nobody waits, and a message each would cost both daemons time."""
-RECEIPTS_WITHIN = 0.01
-"""Seconds in which callers may confirm receipt before ends are acknowledged without them."""
-
 
 class Delegations:
     """Gives ready tasks to other nodes, and accepts how their attempts end."""
@@ -185,7 +180,7 @@ class Delegations:
         self.borrowing.refer(named, message.homes, node.token)
         self.outcomes.completed(node, completed, now)
         self.borrowing.settle(named)
-        self.tables.owe(node, message.number, now + ACKNOWLEDGE_AFTER)
+        self.receipts.accepted(node, message.number, now)
 
     def take_slow(self, now: float, patience: float) -> list[NodeRecord]:
         """Take the nodes of ``preferring`` that have been slow for ``patience`` seconds."""
@@ -193,30 +188,6 @@ class Delegations:
         for token in slow:
             del self.preferring[token]
         return [self.tables.nodes[token] for token in slow if token in self.tables.nodes]
-
-    def end_of_turn(self, now: float) -> None:
-        """Acknowledge accepted ends and outcomes that are due."""
-        for node, due in list(self.tables.owed.items()):
-            if node.ends_received is None or self.tables.nodes.get(node.token) is not node:
-                del self.tables.owed[node]
-            elif due <= now:
-                if node.receipts and not node.requested and self.receipts.request(node):
-                    node.requested = True
-                    self.tables.owed[node] = now + RECEIPTS_WITHIN
-                else:
-                    self._acknowledge(node, node.ends_received, now)
-
-    def _acknowledge(self, node: NodeRecord, number: int, now: float) -> None:
-        del self.tables.owed[node]
-        node.ends_received, node.requested = None, False
-        callers = tuple((caller, each.received) for caller, each in node.receipts.items())
-        self.borrowing.holds.send(node.token, m.EndsReceived(number, callers))
-        if any(not each.token for each in node.receipts.values()):
-            self.tables.owe(node, number, now + RECEIPTS_WITHIN)
-
-    def next_deadline(self) -> float | None:
-        """When an acknowledgement is due."""
-        return min(self.tables.owed.values(), default=None)
 
 
 def _without_strategy(row: m.Row, function: FunctionRecord) -> m.Row:

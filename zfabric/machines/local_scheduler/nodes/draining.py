@@ -133,7 +133,7 @@ class Draining:
         for keeper, object_ids in by_node.items():
             for start in range(0, len(object_ids), ROWS_MAX):
                 self.tables.send_to_node(keeper, m.CopyValues(tuple(object_ids[start : start + ROWS_MAX])))
-        if values or tasks or self._actors() or any(each.unreceived or each.unconfirmed for each in self.tables.nodes.values()):
+        if values or tasks or self._actors() or any(each.ends.retained for each in self.tables.nodes.values()):
             self._asked.clear()
         else:
             self._take_leave()

@@ -6,11 +6,11 @@ what follows, and no record of the task stays here. A report and its pins are re
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
-from math import inf
+from collections import defaultdict
+from collections.abc import Sequence
 
 from zfabric.machines.common.naming import salt_of
+from zfabric.machines.local_scheduler.channel import NO_CALLS, CallsByWorker, Retained, Sent
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.children import Children
@@ -126,7 +126,7 @@ class Executions:
         Running attempts come last: a task may run again after an attempt with such an end.
         """
         found: list[tuple[bytes, int]] = []
-        for message in home.unreceived:
+        for message in home.ends:
             if isinstance(message, m.Ended):
                 found += [(task_id, attempt) for task_id, attempt, _, _ in m.Completed(*message.completed).rows]
         found += [(task.id, task.attempt) for task, *_ in self.tables.delegated_ends if task.submitter == home.token]
@@ -136,7 +136,7 @@ class Executions:
 
     def repeat_ends(self, home: NodeRecord) -> None:
         """Repeat to a home the unacknowledged ends, and those of tasks that have made actors here."""
-        for message in home.unreceived:
+        for message in home.ends:
             self.borrowing.holds.send(home.token, message)
         for guest in self.tables.guests.values():
             if guest.home == home.token:
@@ -144,9 +144,13 @@ class Executions:
 
     def life_ended(self, home: NodeRecord, actor_id: bytes, attempt: int) -> None:
         """Drop the unacknowledged end that made an actor whose process has died: the home's next daemon would believe that it lives."""
-        for index, message in enumerate(home.unreceived):
+
+        def revised(message: Sent) -> Sent:
             if isinstance(message, m.Ended) and (actor_id, attempt) in (row[:2] for row in m.Completed(*message.completed).rows):
-                home.unreceived[index] = message._replace(completed=tuple(_without(m.Completed(*message.completed), actor_id)))
+                return message._replace(completed=tuple(_without(m.Completed(*message.completed), actor_id)))
+            return message
+
+        home.ends.revise(revised)
 
     def job_of(self, about: m.Row, now: float) -> JobRecord | None:
         """The record of a job; None if it has ended, or this node stops and homes run its tasks again."""
@@ -251,22 +255,22 @@ class Executions:
             self._send_report(home, report)
 
     def _send_report(self, home: NodeRecord, report: _Report) -> None:
-        self.report(home, m.Ended(home.next_end, tuple(report.completed()), self.tables.homes_of(report.named)), report.named)
+        self.report(home, m.Ended(home.ends.next, tuple(report.completed()), self.tables.homes_of(report.named)), report.named)
 
     def report(
-        self, home: NodeRecord, message: m.Ended | m.CallsEnded | m.RelayedYields, named: Sequence[bytes], pinned: Sequence[bytes] = ()
+        self,
+        home: NodeRecord,
+        message: Sent,
+        named: Sequence[bytes],
+        pinned: Sequence[bytes] = (),
+        caller: bytes = b"",
+        calls: CallsByWorker = NO_CALLS,
     ) -> None:
-        """Send ends to another node; retain them, and pins of at least what they name, until acknowledged."""
+        """Send ends to another node; retain them, and pins of at least what they name, until acknowledged (``PeerOutbox.retain``)."""
         if named:
             self.entrusting.entrust(named)
         self.borrowing.holds.send(home.token, message)
-        self.reported(home, message, pinned or named)
-
-    def reported(self, home: NodeRecord, message: m.Ended | m.CallsEnded | m.RelayedYields, pinned: Iterable[bytes]) -> None:
-        """Retain a report that was sent, with its pins."""
-        home.unreceived.append(message)
-        home.pinned[home.next_end] = tuple(pinned)
-        home.next_end += 1
+        home.ends.retain(message, tuple(pinned or named), caller, calls)
 
     def home_died(self, dead: NodeRecord) -> list[m.Completed]:
         """Report unacknowledged ends of a dead home to its heirs. Return the ends for this node as heir, with refs inside pinned.
@@ -274,7 +278,7 @@ class Executions:
         Each heir first receives the attempts in ``Remains``, as from ``Orphans.report``.
         """
         own: list[m.Completed] = []
-        for message in dead.unreceived:
+        for message in dead.ends:
             if isinstance(message, m.Ended):
                 self._report_anew(dead.token, message, own)
         return own
@@ -298,29 +302,21 @@ class Executions:
             else:
                 own.append(report.completed())
 
-    def on_ends_received(self, now: float, source: Address, message: m.EndsReceived) -> list[m.Ended | m.CallsEnded | m.RelayedYields]:
+    def on_ends_received(self, now: float, source: Address, message: m.EndsReceived) -> list[Sent]:
         """Accept an acknowledgement: the home has the reports and holds what they name. Return the reports that no caller lacks."""
         home = self.tables.nodes.get(source[1:])
-        if home is None:
-            return []
-        received: list[m.Ended | m.CallsEnded | m.RelayedYields] = []
-        lacking: dict[bytes, int] = dict(message.callers)
-        for caller, unconfirmed in list(home.unconfirmed.items()):
-            while unconfirmed and unconfirmed[0].number <= lacking.get(caller, inf):
-                received.append(unconfirmed.popleft())
-            if not unconfirmed:
-                del home.unconfirmed[caller]
-        while home.unreceived and home.unreceived[0].number <= message.number:
-            report = home.unreceived.popleft()
-            if isinstance(report, m.CallsEnded) and report.number > lacking.get(caller := report.rows[0][1], report.number):
-                home.unconfirmed.setdefault(caller, deque()).append(report)
-            else:
-                received.append(report)
-        for report in received:
-            self.references.unpin(home.pinned.pop(report.number))
-            if isinstance(report, m.CallsEnded):
-                self.tables.transitions.append(CallsEndReceived(source[1:], report.number))
-        return received
+        return self._over(home.ends.acknowledged(message.number, message.callers)) if home is not None else []
+
+    def home_gone(self, dead: NodeRecord) -> None:
+        """Drop what a dead home has not acknowledged."""
+        self._over(dead.ends.take_all())
+
+    def _over(self, retained: list[Retained]) -> list[Sent]:
+        for _, pins, _, calls in retained:
+            self.references.unpin(pins)
+            if calls:
+                self.tables.transitions.append(CallsEndReceived(calls))
+        return [each[0] for each in retained]
 
 
 def _is_stream(task: TaskRecord | RefusedRow) -> bool:

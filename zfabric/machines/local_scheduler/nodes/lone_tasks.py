@@ -15,7 +15,6 @@ from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.children import Children
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
-from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.records import (
     IDLE,
@@ -58,7 +57,6 @@ class LoneTasks:
         borrowing: Borrowing,
         entrusting: Entrusting,
         children: Children,
-        executions: Executions,
         failover: Failover,
         node: bytes,
     ) -> None:
@@ -68,7 +66,6 @@ class LoneTasks:
         self.borrowing = borrowing
         self.entrusting = entrusting
         self.children = children
-        self.executions = executions
         self.failover = failover
         self.node = node
 
@@ -151,14 +148,14 @@ class LoneTasks:
         if self.children or not self.borrowing.is_clear or not self.entrusting.rows.is_clear or tables.relayed_yields:
             return None
         completed = m.Completed(message.attempts, message.statuses, message.outputs, message.task_ids, (), (), b"")
-        ended = m.Ended(home.next_end, tuple(completed), ())
+        ended = m.Ended(home.ends.next, tuple(completed), ())
         return Ahead(Send(LOCAL_SCHEDULER + home.token, ended), partial(self._reported, home))
 
     def _reported(self, home: NodeRecord, sent: m.Ended, now: float) -> None:
         task, status, outputs, extra, contained = self.tables.delegated_ends.pop()
         _agree(m.Completed.of(((task.id, task.attempt, status, outputs),)), m.Completed(*sent.completed))
-        _agree((task.submitter, extra, contained, home.next_end), (home.token, None, (), sent.number))
-        self.executions.reported(home, sent, ())
+        _agree((task.submitter, extra, contained, home.ends.next), (home.token, None, (), sent.number))
+        home.ends.retain(sent)
 
     # -- at home: it has ended --
 

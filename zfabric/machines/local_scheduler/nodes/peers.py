@@ -218,8 +218,7 @@ class Peers:
         if node.process is not None:
             self.departures.release(node.process)
         self._end_orphans(node.token, now)
-        for named in node.pinned.values():
-            self.outcomes.references.unpin(named)
+        self.executions.home_gone(node)
         for job in [each for each in self.tables.jobs.values() if each.home == node.token]:
             self.jobs.end_job(job, now)
         self.requests.node_died(node.token)

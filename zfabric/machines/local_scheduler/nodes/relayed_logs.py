@@ -11,11 +11,12 @@ In a log, a caller's name without a node stands for a process of the home; a pro
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 
 from zfabric.machines.common.log_format import LOG
 from zfabric.machines.common.tables import unpack_row
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.channel import PeerOutbox
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers
 from zfabric.machines.local_scheduler.records import TaskRecord, WorkerRecord
@@ -83,8 +84,8 @@ class _Life:
     def __init__(self, attempt: int, home: bytes) -> None:
         self.attempt = attempt
         self.home = home
-        self.unrecorded: deque[m.LogAppended | m.Checkpoint] = deque()
-        """Messages that the home has not confirmed. Their refs are pinned."""
+        self.unrecorded = PeerOutbox()
+        """Messages that the home has not confirmed."""
         self.read: list[bytes] = []
         """Refs of the pages read, pinned until the actor is made or has ended."""
         self.reads: dict[tuple[str, bytes], tuple[Address, int]] = {}
@@ -128,7 +129,7 @@ class GuestLogs:
             self.tables.counts["refused"] += 1
             return
         self.references.pin(message.refs)
-        life.unrecorded.append(message)
+        life.unrecorded.retain(message, message.refs)
         self.to_send.append((life.home, message))
 
     def on_replay_progress(self, now: float, source: Address, message: m.ReplayProgress) -> None:
@@ -213,8 +214,8 @@ class GuestLogs:
         life = self._of(source, message.actor_id, message.attempt)
         if life is None:
             return
-        while life.unrecorded and life.unrecorded[0].number <= message.upto:
-            self.references.unpin(life.unrecorded.popleft().refs)
+        for _, refs, *_ in life.unrecorded.acknowledged(message.upto):
+            self.references.unpin(refs)
         task = self._task_of(message.actor_id)
         worker = self._worker_in(message.actor_id, task) if task is not None and task.attempt == message.attempt else None
         if worker is not None:
@@ -282,7 +283,7 @@ class GuestLogs:
 
     def _forget_if_over(self, actor_id: bytes) -> None:
         life, task = self._lives.get(actor_id), self._task_of(actor_id)
-        if life is not None and not life.unrecorded and (task is None or task.attempt != life.attempt):
+        if life is not None and not life.unrecorded.retained and (task is None or task.attempt != life.attempt):
             self._forget(actor_id)
 
     def _release(self, life: _Life) -> None:
@@ -293,8 +294,8 @@ class GuestLogs:
         life = self._lives.pop(actor_id, None)
         if life is not None:
             self._release(life)
-            for message in life.unrecorded:
-                self.references.unpin(message.refs)
+            for _, refs, *_ in life.unrecorded.take_all():
+                self.references.unpin(refs)
 
     def node_died(self, node: bytes) -> None:
         """Drop the logs of a dead home."""

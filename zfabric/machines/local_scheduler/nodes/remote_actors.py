@@ -11,7 +11,6 @@ from __future__ import annotations
 from zfabric.machines.local_scheduler.actor_records import RemoteActorRecord
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
-from zfabric.machines.local_scheduler.nodes.delegations import ACKNOWLEDGE_AFTER, RECEIPTS_WITHIN
 from zfabric.machines.local_scheduler.nodes.receipts import Receipts
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers, names_of
 from zfabric.machines.local_scheduler.objects.call_results import CallResults, is_plain_outcome, names_of_outcome
@@ -294,7 +293,7 @@ class RemoteActors:
             rows = self._take_in(node, message)
         for row in rows:
             self.receipts.sent(node, row[1], message.number)
-        self.tables.owe(node, message.number, now + (RECEIPTS_WITHIN if node.receipts else ACKNOWLEDGE_AFTER))
+        self.receipts.accepted(node, message.number, now)
 
     def _take_in(self, node: NodeRecord, message: m.CallsEnded) -> m.Rows:
         """Record outcomes that concern other processes, too. Return the wanted ones."""

@@ -41,8 +41,6 @@ class RemoteCallers:
         """Pinned objects of calls without an outcome, by call: (actor, objects)."""
         self._callers: defaultdict[bytes, set[bytes]] = defaultdict(set)
         """Callers for which outcomes may be retained, by node."""
-        self._reporters: dict[tuple[bytes, int], dict[bytes, list[bytes]]] = {}
-        """Calls of each worker whose outcomes were sent and not acknowledged, by node and number of the message."""
 
     # -- calls arrive --
 
@@ -78,7 +76,8 @@ class RemoteCallers:
 
     def _is_reported(self, call_id: bytes) -> bool:
         """Whether a repeated call has an outcome under way."""
-        return any(call_id in calls for reporters in self._reporters.values() for calls in reporters.values())
+        retained = (calls for node in self.tables.nodes.values() for *_, calls in node.ends.retained)
+        return any(call_id in each for calls in retained for each in calls.values())
 
     def on_relayed_receipt(self, now: float, source: Address, message: m.RelayedReceipt) -> None:
         """Pass on which outcomes a caller has received."""
@@ -147,10 +146,10 @@ class RemoteCallers:
             rows.append((call_id, caller[:INCARNATION_BYTES], status, outputs, contained))
             reporters.setdefault(worker.token, []).append(call_id)
         if rows and node is not None:
-            self._reporters[token, node.next_end] = reporters
             named = [each for row in rows for each in names_of_outcome(row)] if held else []
             homes = self.tables.homes_of(named) if named else ()
-            self.executions.report(node, m.CallsEnded(node.next_end, tuple(rows), homes), named, held)
+            message = m.CallsEnded(node.ends.next, tuple(rows), homes)
+            self.executions.report(node, message, named, held, rows[0][1], reporters)
 
     def _ended(self, call_id: bytes) -> None:
         """Release what is retained for a call without an outcome."""
@@ -168,7 +167,7 @@ class RemoteCallers:
 
     def on_end_received(self, received: CallsEndReceived) -> None:
         """Confirm outcomes to their actors: the callers have them, or are dead."""
-        for token, calls in self._reporters.pop(received, {}).items():
+        for token, calls in received.calls.items():
             worker = self.tables.workers.get(token)
             if worker is not None:
                 self._confirm(worker, tuple(calls))
@@ -199,8 +198,6 @@ class RemoteCallers:
             self._notify(caller)
         for call_id in [each for each, stream in self.tables.relayed_streams.items() if stream.home == node]:
             del self.tables.relayed_streams[call_id]
-        for token, number in [each for each in self._reporters if each[0] == node]:
-            self.on_end_received(CallsEndReceived(token, number))
 
     def _notify(self, caller: bytes) -> None:
         for worker in self.tables.workers.values():

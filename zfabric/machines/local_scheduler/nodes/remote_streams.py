@@ -12,8 +12,8 @@ from collections import defaultdict, deque
 
 from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
-from zfabric.machines.local_scheduler.nodes.delegations import ACKNOWLEDGE_AFTER
 from zfabric.machines.local_scheduler.nodes.executions import Executions
+from zfabric.machines.local_scheduler.nodes.receipts import Receipts
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import NodeRecord
 from zfabric.machines.local_scheduler.references import References
@@ -45,6 +45,7 @@ class RemoteStreams:
         streams: Streams,
         borrowing: Borrowing,
         executions: Executions,
+        receipts: Receipts,
     ) -> None:
         self.tables = tables
         self.references = references
@@ -52,6 +53,7 @@ class RemoteStreams:
         self.streams = streams
         self.borrowing = borrowing
         self.executions = executions
+        self.receipts = receipts
         self.last: dict[bytes, _LastRows] = {}
         """Last rows of each stream made here for another node, until the end is acknowledged."""
 
@@ -103,7 +105,7 @@ class RemoteStreams:
         if node is None:
             self.references.unpin(named)
             return
-        self.executions.report(node, m.RelayedYields(node.next_end, tuple(rows), self.tables.homes_of(named)), named)
+        self.executions.report(node, m.RelayedYields(node.ends.next, tuple(rows), self.tables.homes_of(named)), named)
         for row in rows:
             self._retain(node.token, row)
 
@@ -124,11 +126,10 @@ class RemoteStreams:
     def repeat(self, home: NodeRecord) -> None:
         """Repeat each stream's last values to a home's new daemon, before everything unacknowledged."""
         rows = tuple(row for last in self.last.values() if last.home == home.token for row in last.rows)
-        number = (home.unreceived[0].number if home.unreceived else home.next_end) - 1
-        if rows and number:  # This number was acknowledged and is free. If none was, nothing is missing.
-            home.pinned[number] = named = tuple(each for row in rows for each in row[4])
+        if rows and home.ends.free:  # If no number is free, nothing was acknowledged, and nothing is missing.
+            named = tuple(each for row in rows for each in row[4])
             self.references.pin(named)
-            home.unreceived.appendleft(m.RelayedYields(number, rows, self.tables.homes_of(named)))
+            home.ends.retain_first(m.RelayedYields(home.ends.free, rows, self.tables.homes_of(named)), named)
 
     def on_allow_yields(self, now: float, source: Address, message: m.AllowYields) -> None:
         """Pass on how far a stream may go. A stream that has not begun is allowed more after its first value."""
@@ -154,4 +155,4 @@ class RemoteStreams:
         self.borrowing.refer(named, message.homes, node.token)
         self.streams.take(node, message.rows)
         self.borrowing.settle(named)
-        self.tables.owe(node, message.number, now + ACKNOWLEDGE_AFTER)
+        self.receipts.accepted(node, message.number, now)

@@ -13,9 +13,7 @@ Attempts that are not repeated are lost, and holds that are not repeated are rel
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import chain
 
 from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
@@ -30,6 +28,7 @@ from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.group_tasks import GroupTasks
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.placement.back import Reclaiming
+from zfabric.machines.local_scheduler.nodes.receipts import Receipts
 from zfabric.machines.local_scheduler.nodes.reference_watches import ReferenceWatches
 from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
 from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
@@ -67,6 +66,7 @@ class Repeats:
         remote_streams: RemoteStreams,
         guest_logs: GuestLogs,
         watches: ReferenceWatches,
+        receipts: Receipts,
     ) -> None:
         self.tables = tables
         self.references = references
@@ -87,6 +87,7 @@ class Repeats:
         self.remote_streams = remote_streams
         self.guest_logs = guest_logs
         self.watches = watches
+        self.receipts = receipts
 
     # -- what this node repeats --
 
@@ -95,10 +96,7 @@ class Repeats:
         node.functions.clear()
         node.reported.clear()
         node.repeated.clear()
-        node.ends_received, node.requested = None, False
-        node.receipts.clear()
-        node.unreceived = deque(sorted((*node.unreceived, *chain(*node.unconfirmed.values())), key=lambda message: message.number))
-        node.unconfirmed.clear()
+        self.receipts.begin_anew(node)
         self.borrowing.begin_anew(node.token)
         self.detached.begin_anew(node.token)
         self.creation.begin_anew(node.token)
@@ -122,7 +120,7 @@ class Repeats:
         claimed = [each for each in records if isinstance(each.value, Elsewhere) and each.value.place == token]
         for rows in _batches(tuple((each.object_id, each.contained) for each in claimed)):
             self.tables.send_to_node(token, m.ClaimValues(rows, self._homes(rows)))
-        in_outcomes = self._in_outcomes(token, node.unreceived)
+        in_outcomes = self._in_outcomes(token, node.ends)
         self._send_retained(token, (each for each in records if each.object_id not in in_outcomes))
         self.entrusting.repeat(token)
         self.failover.repeat(token)
@@ -157,9 +155,9 @@ class Repeats:
                 about = (job.id, job.namespace, job.home or self.tables.node)
                 self.tables.send_to_node(token, m.Delegate(about, (), (), (), (), (), self.tables.first_attempt))
 
-    def _in_outcomes(self, home: bytes, unreceived: Iterable[m.Message]) -> set[bytes]:
+    def _in_outcomes(self, home: bytes, ends: Iterable[m.Message]) -> set[bytes]:
         """Values in unacknowledged outcomes of calls: they must arrive with the outcomes."""
-        rows = [row for message in unreceived if isinstance(message, m.CallsEnded) for row in message.rows]
+        rows = [row for message in ends if isinstance(message, m.CallsEnded) for row in message.rows]
         rows += [row for _, row, _ in self.tables.relayed_ends if node_of_caller(row[1]) == home]
         return {call_value(row[0], index) for row in rows for index, _ in enumerate(row[3])}
 
