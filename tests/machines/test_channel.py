@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nodes_alone import HOME_A, HOME_C, SELF, Nodes
+from scheduler_alone import DRIVER, JOB
 
 from zfabric.machines.local_scheduler.channel import PeerChannel, PeerOutbox
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import CLIENT
 
 A, B, C = b"a", b"b", b"c"
 
@@ -194,3 +198,24 @@ def test_only_an_acknowledged_number_is_free(acknowledged: int, free: int) -> No
     if free:
         outbox.retain_first(Message(free), (b"x",))
         assert [each.number for each in outbox] == list(range(free, 3))
+
+
+# -- requests --
+
+
+def test_a_request_is_repeated_to_the_next_daemon_and_not_to_others() -> None:
+    node = Nodes()
+    group = JOB + bytes(8)
+    node.hear(HOME_A, m.Query(9, "create group", (group, ((("CPU", 1),),), "PACK", "", "", False)))
+    node.send(CLIENT + DRIVER, m.Query(5, "remove group", (group, HOME_C)))
+    (asked,) = [each for each in node.told(HOME_C) if type(each) is m.Query]
+    node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.2", SELF))
+    assert asked not in node.told(HOME_C) + node.told(HOME_A)
+    node.hear(HOME_C, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.2", m.ANY_DAEMON))
+    found = node.told(HOME_C)
+    assert found.count(asked) == 1
+    assert found.index(asked) > found.index(m.Ready()), "it is new to what the question is about until then"
+    node.hear(HOME_C, m.Answer(asked.token, None, ""))
+    assert m.Answer(5, None, "") in [message for to, message in node.sent if to == CLIENT + DRIVER]
+    node.hear(HOME_C, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.3", m.ANY_DAEMON))
+    assert asked not in node.told(HOME_C)

@@ -17,10 +17,10 @@ Continuation = Callable[[float, Any, Any], None]
 class _Request(NamedTuple):
     then: Continuation
     about: Any
-    to: Address = b""
-    """Who answers; empty for the head, whichever node is the head by then."""
-    repeated: m.Message | None = None
-    """What is repeated to the head's next daemon."""
+    to: Address
+    """Who answers; empty for the control store of the head, whichever node is the head by then."""
+    message: m.Message | None = None
+    """What is repeated to the next daemon of another node."""
 
 
 class PendingRequests:
@@ -36,25 +36,26 @@ class PendingRequests:
         self.tables.send(self.tables.control_address, message(self._enter(then, about, self.tables.control_address), *fields))
 
     def ask_at(self, to: Address, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
-        """The same to a local scheduler, which may be this one."""
-        self.tables.send(to, message(self._enter(then, about, to), *fields))
+        """The same to a local scheduler, which may be this one, and to its next daemon."""
+        token = self._enter(then, about, to)
+        request = message(token, *fields)
+        self._open[token] = _Request(then, about, to, request)
+        self.tables.send(to or self.tables.head_control_address, request)
+
+    def ask_head(self, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
+        """The same to the control store of the head, and to the next head."""
+        self.ask_at(b"", message, *fields, then=then, about=about)
+
+    def repeat(self, node: bytes) -> None:
+        """Repeat the unanswered requests to a node, whose daemon is new or which is the new head."""
+        for request in self._open.values():
+            to = request.to or self.tables.head_control_address
+            if request.message is not None and to[1:] == node:
+                self.tables.send(to, request.message)
 
     def node_died(self, node: bytes) -> None:
         """Drop the requests to a dead node; callers learn of the death otherwise."""
         self._open = {token: request for token, request in self._open.items() if request.to[1:] != node}
-
-    def ask_head(self, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
-        """The same to the control store of the head."""
-        token = self._enter(then, about, b"")
-        request = message(token, *fields)
-        self._open[token] = _Request(then, about, b"", request)
-        self.tables.send(self.tables.head_control_address, request)
-
-    def repeat_to_head(self) -> None:
-        """Repeat the unanswered requests to the head, whose daemon is new."""
-        for request in self._open.values():
-            if request.repeated is not None:
-                self.tables.send(self.tables.head_control_address, request.repeated)
 
     def ask_store(self, what: str, arguments: m.Row, then: Continuation, about: Any = None) -> None:
         """The same to the object store, as a query."""

@@ -168,16 +168,9 @@ class DetachedCreation:
         self._open = {each: request for each, request in self._open.items() if request.source[1:] != node}
         self.made = [each for each in self.made if each[1][1:] != node]
 
-    def repeat(self, node: bytes) -> None:
-        """Repeat requests to a node after a restart of either daemon."""
-        self._repeat(node)
-
     def node_died(self, node: bytes) -> None:
-        """Repeat a dead node's requests to the next home of the job."""
+        """Send the requests to a dead node to the next home of the job, and drop its own."""
         self.begin_anew(node)
-        self._repeat(node)
-
-    def _repeat(self, node: bytes) -> None:
         for actor_id, request in list(self._open.items()):
             if request.to == node:
                 self._ask(actor_id, request.source, request.token, request.arguments)

@@ -102,7 +102,7 @@ class Peers:
         control = self.tables.control_address if message.head in (b"", self.node) else CONTROL_STORE + message.head
         if control != self.tables.head_control_address:
             self.tables.head_control_address = control
-            self.requests.repeat_to_head()
+            self.requests.repeat(control[1:])
         own = table.get(self.node)
         if own is not None:
             self.tables.first_attempt = first_attempt(self.daemons, own[1])
@@ -160,8 +160,6 @@ class Peers:
             node.daemon = message.daemon
             node.draining = False  # Its next daemon says so again.
             process.ready = False
-            if node.token == self.tables.head:
-                self.requests.repeat_to_head()
         if first:
             # What was sent before it had this node's table was refused.
             self.jobs.node_joined(node.token)
@@ -174,6 +172,8 @@ class Peers:
             self.repeats.send(node)
             self.remote_actors.repeat(node.token)
             self.names.repeat(node.token, False)
+        if new:
+            self.requests.repeat(node.token)
         if message.peer == self.tables.address[1:]:
             node.registered = True
 

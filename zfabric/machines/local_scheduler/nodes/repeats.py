@@ -128,7 +128,6 @@ class Repeats:
         self.group_tasks.repeat(token)
         self.detached.repeat(token)
         self.tables.send_to_node(token, m.Ready())
-        self.creation.repeat(token)
         self.borrowing.repeat_cancelled(token)
         self.streams.repeat(node)
         self.remote_streams.repeat(node)
