@@ -11,11 +11,13 @@ is sent again, too.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from typing import TypeAlias, TypeVar
 
+from zfabric.config import ROWS_MAX
 from zfabric.protocol import messages as m
 
+Item = TypeVar("Item")
 Sent: TypeAlias = m.Ended | m.CallsEnded | m.RelayedYields | m.LogAppended | m.Checkpoint
 """Messages of which each has a number, and which are retained until they are acknowledged."""
 CallsByWorker: TypeAlias = Mapping[bytes, list[bytes]]
@@ -23,6 +25,13 @@ CallsByWorker: TypeAlias = Mapping[bytes, list[bytes]]
 NO_CALLS: CallsByWorker = {}
 Retained: TypeAlias = tuple[Sent, tuple[bytes, ...], bytes, CallsByWorker]
 """A message, the objects pinned for it, and for outcomes of calls their caller and the calls."""
+
+
+def batches(rows: Iterable[Item]) -> Iterator[tuple[Item, ...]]:
+    """Rows or ids in as many parts as they need messages."""
+    rows = tuple(rows)
+    for start in range(0, len(rows), ROWS_MAX):
+        yield rows[start : start + ROWS_MAX]
 
 
 class PeerChannel:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from zfabric.config import Config
 from zfabric.machines.common.resources import ResourcePool, covers
 from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord, GuestRecord, RemoteActorRecord
+from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.due import PartDeadlines
 from zfabric.machines.local_scheduler.group_records import Bundle, GroupPool, GroupRecord, KnownGroup
 from zfabric.machines.local_scheduler.latencies import Latencies
@@ -274,6 +275,11 @@ class Tables:
     def send_to_node(self, node: bytes, message: m.Message) -> None:
         """Send ``message`` to another node's local scheduler."""
         self.effects.append(Send(LOCAL_SCHEDULER + node, message))
+
+    def send_ids(self, node: bytes, kind: Callable[[tuple[bytes, ...]], m.Message], ids: Iterable[bytes]) -> None:
+        """Send these ids to another node's local scheduler in messages of this kind, unless it is dead."""
+        for batch in batches(ids if node in self.nodes else ()):
+            self.send_to_node(node, kind(batch))
 
     def send_to_peer(self, node: bytes, message: m.Message) -> None:
         """Send ``message`` to the local scheduler of a node, perhaps this one."""

@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from zfabric.config import ROWS_MAX
-from zfabric.machines.local_scheduler.channel import PeerChannel
+from zfabric.machines.local_scheduler.channel import PeerChannel, batches
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.orphans import Orphans
 from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
@@ -101,15 +100,15 @@ class Borrowing:
                 self._borrow(record)
         self.tables.first_held.clear()
         for home, object_ids in self._take_rows_to_retain().items():
-            for start in range(0, len(object_ids), ROWS_MAX):
-                self.unknown_nodes.send(home, m.RetainRows(tuple(object_ids[start : start + ROWS_MAX])))
+            for batch in batches(object_ids):
+                self.unknown_nodes.send(home, m.RetainRows(batch))
         for record in self.tables.to_borrow:
             if self._has_home(record):
                 by_home[record.home].append(record.object_id)
         self.tables.to_borrow.clear()
         for home, object_ids in by_home.items():
-            for start in range(0, len(object_ids), ROWS_MAX):
-                self.unknown_nodes.send(home, m.Borrow(self.holds.number_for(home), tuple(object_ids[start : start + ROWS_MAX])))
+            for batch in batches(object_ids):
+                self.unknown_nodes.send(home, m.Borrow(self.holds.number_for(home), batch))
 
     def _take_rows_to_retain(self) -> dict[bytes, list[bytes]]:
         by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
@@ -140,8 +139,7 @@ class Borrowing:
             rows[home].append(object_id)
         self.tables.rows_given_up.clear()
         for home, object_ids in rows.items():
-            for start in range(0, len(object_ids) if home in self.tables.nodes else 0, ROWS_MAX):
-                self.tables.send_to_node(home, m.ReleaseRows(tuple(object_ids[start : start + ROWS_MAX])))
+            self.tables.send_ids(home, m.ReleaseRows, object_ids)
 
     def _release(self) -> None:
         """Release the holds whose barrier has closed."""
@@ -153,8 +151,7 @@ class Borrowing:
         for home, object_ids in due.items():
             for object_id in object_ids:
                 del self._releasing[home, object_id]
-            for start in range(0, len(object_ids) if home in self.tables.nodes else 0, ROWS_MAX):
-                self.tables.send_to_node(home, m.Release(tuple(object_ids[start : start + ROWS_MAX])))
+            self.tables.send_ids(home, m.Release, object_ids)
 
     def on_borrowed(self, now: float, source: Address, message: m.Borrowed) -> None:
         """Accept an acknowledgement of a ``Borrow``."""
@@ -189,9 +186,9 @@ class Borrowing:
         ``certain`` is false for a search: the node may not be their home.
         """
         numbers = []
-        for start in range(0, len(object_ids), ROWS_MAX):
+        for batch in batches(object_ids):
             numbers.append(self.holds.number_for(node))
-            self.tables.send_to_node(node, m.Borrow(numbers[-1], tuple(object_ids[start : start + ROWS_MAX]), certain))
+            self.tables.send_to_node(node, m.Borrow(numbers[-1], batch, certain))
         return numbers
 
     def _drop(self, node: bytes) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.due import IDLENESS
@@ -131,8 +130,7 @@ class Draining:
                 self._copying[object_id] = keeper
                 by_node.setdefault(keeper, []).append(object_id)
         for keeper, object_ids in by_node.items():
-            for start in range(0, len(object_ids), ROWS_MAX):
-                self.tables.send_to_node(keeper, m.CopyValues(tuple(object_ids[start : start + ROWS_MAX])))
+            self.tables.send_ids(keeper, m.CopyValues, object_ids)
         if values or tasks or self._actors() or any(each.ends.retained for each in self.tables.nodes.values()):
             self._asked.clear()
         else:

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from zfabric.config import ROWS_MAX, MiB
-from zfabric.machines.local_scheduler.channel import PeerChannel
+from zfabric.machines.local_scheduler.channel import PeerChannel, batches
 from zfabric.machines.local_scheduler.records import JobRecord, TaskRecord
 from zfabric.machines.local_scheduler.references import named_by
 from zfabric.machines.local_scheduler.tables import Tables
@@ -55,8 +55,7 @@ class Entrusting:
         self._entrust(tasks)
         for job in {task.function.queue.job: None for task in known}:
             unfinished = [task.id for task in known if task.function.queue.job is job]
-            for start in range(0, len(unfinished) if job.home in self.tables.nodes else 0, ROWS_MAX):
-                task_ids = tuple(unfinished[start : start + ROWS_MAX])
+            for task_ids in batches(unfinished if job.home in self.tables.nodes else ()):
                 self.tables.send_to_node(job.home, m.Entrust(self.rows.number_for(job.home), job.id, (), (), (), task_ids))
 
     def finished(self, tasks: list[TaskRecord]) -> None:
@@ -65,8 +64,7 @@ class Entrusting:
         for task in tasks:
             by_home[task.function.queue.job.home].append(task.id)
         for home, task_ids in by_home.items():
-            for start in range(0, len(task_ids) if home in self.tables.nodes else 0, ROWS_MAX):
-                self.tables.send_to_node(home, m.Finished(tuple(task_ids[start : start + ROWS_MAX])))
+            self.tables.send_ids(home, m.Finished, task_ids)
 
     def _makers(self, object_ids: Iterable[bytes]) -> list[TaskRecord]:
         records = map(self.tables.find, object_ids)
@@ -149,8 +147,7 @@ class Entrusting:
 
     def _withdraw(self, by_home: dict[bytes, list[bytes]]) -> None:
         for home, task_ids in by_home.items():
-            for start in range(0, len(task_ids) if home in self.tables.nodes else 0, ROWS_MAX):
-                self.tables.send_to_node(home, m.Withdraw(tuple(task_ids[start : start + ROWS_MAX])))
+            self.tables.send_ids(home, m.Withdraw, task_ids)
 
 
 def _batches(tasks: list[TaskRecord]) -> Iterator[list[TaskRecord]]:

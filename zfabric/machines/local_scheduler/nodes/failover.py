@@ -21,8 +21,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from zfabric.config import ROWS_MAX
 from zfabric.machines.common.lineage_blocks import BlockWriter, LineageBlock, entrusted_row
+from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
@@ -188,9 +188,8 @@ class Failover:
     def repeat(self, node: bytes) -> None:
         """Repeat the reports on dead nodes, and confirm which rows of the other node are here."""
         self.repeat_reports(node)
-        task_ids = tuple(self.tables.entrusted.get(node, ()))
-        for start in range(0, len(task_ids), ROWS_MAX):
-            self.tables.send_to_node(node, m.Entrusted(0, task_ids[start : start + ROWS_MAX]))
+        for task_ids in batches(self.tables.entrusted.get(node, ())):
+            self.tables.send_to_node(node, m.Entrusted(0, task_ids))
 
     # -- reports on a dead one --
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
@@ -57,8 +57,8 @@ class Fetching:
             self.copies.stop(object_id)
         self.tables.unwanted.clear()
         for node, object_ids in self._take_fetches().items():
-            for start in range(0, len(object_ids), ROWS_MAX):
-                self.unknown_nodes.send(node, m.FetchValues(tuple(object_ids[start : start + ROWS_MAX])))
+            for batch in batches(object_ids):
+                self.unknown_nodes.send(node, m.FetchValues(batch))
         while self.tables.for_nodes:  # A value that proves to be lost is an answer, too.
             self._answer()
 

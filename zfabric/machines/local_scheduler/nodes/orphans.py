@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.object_places import PENDING, ObjectPlace, Stored
 from zfabric.machines.local_scheduler.records import AnyObject, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
@@ -75,12 +75,11 @@ class Orphans:
             task.submitter = home
 
     def _send(self, home: bytes, dead: bytes, objects: list[m.Row], attempts: list[m.Row]) -> None:
-        for start in range(0, len(objects), ROWS_MAX):
-            rows = tuple(objects[start : start + ROWS_MAX])
+        for rows in batches(objects):
             named = [each for row in rows for each in row[5]]
             self.tables.send_to_node(home, m.Remains(dead, rows, self.tables.homes_of(named), (), False))
-        for start in range(0, len(attempts), ROWS_MAX):
-            self.tables.send_to_node(home, m.Remains(dead, (), (), tuple(attempts[start : start + ROWS_MAX]), False))
+        for rows in batches(attempts):
+            self.tables.send_to_node(home, m.Remains(dead, (), (), rows, False))
         if self.tables.dead[dead]:
             return  # The dead node was never known here, and nobody waits for a report.
         if self.tables.nodes[home].daemon:  # Others may not know this node: they receive it when they register.

@@ -21,7 +21,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable
 
-from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
@@ -281,8 +281,7 @@ class PeerRecovery:
             if node in self.tables.nodes and not self.streams.may_be_repeated(object_id, node):
                 by_node[node].append(object_id)
         for node, object_ids in by_node.items():
-            for start in range(0, len(object_ids), ROWS_MAX):
-                self.tables.send_to_node(node, m.Release(tuple(object_ids[start : start + ROWS_MAX])))
+            self.tables.send_ids(node, m.Release, object_ids)
 
     # -- objects --
 
@@ -356,8 +355,8 @@ class PeerRecovery:
         wanted = [each for each in self.recovery.homeless if self._is_homeless(self.tables.find(each))] if not self.settled else []
         if not wanted:
             self._unanswered.discard(node)
-        for number, start in zip(self.borrowing.borrow(node, wanted, False), range(0, len(wanted), ROWS_MAX), strict=True):
-            self._searches[number] = node, tuple(wanted[start : start + ROWS_MAX])
+        for number, searched in zip(self.borrowing.borrow(node, wanted, False), batches(wanted), strict=True):
+            self._searches[number] = node, searched
 
     def on_borrowed(self, now: float, source: Address, message: m.Borrowed) -> None:
         """Note the homes that an answered search has found."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
 from zfabric.machines.local_scheduler.records import NO_HOME, AnyObject, ReferenceWatch
 from zfabric.machines.local_scheduler.references import References
@@ -141,13 +141,13 @@ class ReferenceWatches:
     def end_of_turn(self) -> None:
         """Ask other nodes behind this turn's holds, so that homes know the objects. Notify watchers."""
         for (node, former), object_ids in self.to_ask.items():
-            for start in range(0, len(object_ids), ROWS_MAX):
-                self.unknown_nodes.send(node, m.WatchReferences(tuple(object_ids[start : start + ROWS_MAX]), former))
+            for batch in batches(object_ids):
+                self.unknown_nodes.send(node, m.WatchReferences(batch, former))
         self.to_ask.clear()
         for watcher, object_ids in sorted(self.to_notify.items()):
             process = self.tables.processes.get(watcher)
-            for start in range(0, len(object_ids) if process is not None else 0, ROWS_MAX):
-                message = m.Unreferenced(tuple(object_ids[start : start + ROWS_MAX]))
+            for batch in batches(object_ids if process is not None else ()):
+                message = m.Unreferenced(batch)
                 if watcher in self.tables.nodes:
                     self.tables.send_to_node(watcher, message)
                 elif process is not None:
@@ -159,8 +159,8 @@ class ReferenceWatches:
     def repeat(self, node: bytes) -> None:
         """Ask a node again after a restart of either daemon."""
         asked = [object_id for object_id, watch in self.tables.watches.items() if node in watch.asked]
-        for start in range(0, len(asked), ROWS_MAX):
-            self.tables.send_to_node(node, m.WatchReferences(tuple(asked[start : start + ROWS_MAX])))
+        for batch in batches(asked):
+            self.tables.send_to_node(node, m.WatchReferences(batch))
 
     def node_died(self, node: bytes) -> None:
         """Ask the heir about a dead home's objects, or wait for this node's own succession."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
-from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.receipts import Receipts
@@ -69,8 +69,8 @@ class RemoteStreams:
             by_home[home].append(row)
         for home, rows in by_home.items():
             node = self.tables.nodes.get(home)
-            for start in range(0, len(rows), ROWS_MAX):
-                self._send(node, rows[start : start + ROWS_MAX])
+            for batch in batches(rows):
+                self._send(node, batch)
         if self.last:
             self._forget_orphans()
 
@@ -100,12 +100,12 @@ class RemoteStreams:
         for row in last.rows if last is not None else ():
             self.references.unpin(row[4])
 
-    def _send(self, node: NodeRecord | None, rows: list[m.Row]) -> None:
+    def _send(self, node: NodeRecord | None, rows: m.Rows) -> None:
         named = [each for row in rows for each in row[4]]
         if node is None:
             self.references.unpin(named)
             return
-        self.executions.report(node, m.RelayedYields(node.ends.next, tuple(rows), self.tables.homes_of(named)), named)
+        self.executions.report(node, m.RelayedYields(node.ends.next, rows, self.tables.homes_of(named)), named)
         for row in rows:
             self._retain(node.token, row)
 

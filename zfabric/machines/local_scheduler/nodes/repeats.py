@@ -13,10 +13,10 @@ Attempts that are not repeated are lost, and holds that are not repeated are rel
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from zfabric.config import ROWS_MAX
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.lifecycle.detached import DetachedActors
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
@@ -114,11 +114,11 @@ class Repeats:
         self._name_jobs(token)
         self.borrowing.repeat(token)
         self.peer_recovery.search(token)
-        for rows in _batches(self.executions.attempts_of(node)):
+        for rows in batches(self.executions.attempts_of(node)):
             self.tables.send_to_node(token, m.RunningDelegated(rows))
         records = self.tables.values()
         claimed = [each for each in records if isinstance(each.value, Elsewhere) and each.value.place == token]
-        for rows in _batches(tuple((each.object_id, each.contained) for each in claimed)):
+        for rows in batches(tuple((each.object_id, each.contained) for each in claimed)):
             self.tables.send_to_node(token, m.ClaimValues(rows, self._homes(rows)))
         in_outcomes = self._in_outcomes(token, node.ends)
         self._send_retained(token, (each for each in records if each.object_id not in in_outcomes))
@@ -143,7 +143,7 @@ class Repeats:
             for each in records
             if each is not None and each.home == home and type(each.value) is Stored and home in each.all_holders
         )
-        for rows in _batches(retained):
+        for rows in batches(retained):
             self.tables.send_to_node(home, m.RetainedValues(rows, self._homes(rows)))
 
     def _name_jobs(self, token: bytes) -> None:
@@ -230,8 +230,3 @@ class Repeats:
         node.repeated.clear()
         if self.tables.unsettled is None:
             self.peer_recovery.stop_unwanted(node)
-
-
-def _batches(rows: m.Rows) -> Iterator[m.Rows]:
-    for start in range(0, len(rows), ROWS_MAX):
-        yield rows[start : start + ROWS_MAX]

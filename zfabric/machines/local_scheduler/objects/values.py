@@ -6,7 +6,7 @@ pins it for the reader and answers its place.
 
 from __future__ import annotations
 
-from zfabric.config import ROWS_MAX
+from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import (
@@ -229,8 +229,7 @@ class Values:
         for about in wanted:
             self.requests.ask_head(m.Read, "object", (about[0],), then=self.rebuilding.durable_found, about=about)
         freed, self.tables.durable_freed = self.tables.durable_freed, []
-        for start in range(0, len(freed), ROWS_MAX):
-            deletes = tuple(("object", object_id) for object_id in freed[start : start + ROWS_MAX])
+        for deletes in batches(("object", object_id) for object_id in freed):
             self.tables.send(self.tables.head_control_address, m.Write(0, (), deletes))
 
     def _expect_durable(self, object_ids: list[bytes], process: ProcessRecord) -> list[bytes]:

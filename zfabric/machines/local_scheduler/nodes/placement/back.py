@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from zfabric.config import ROWS_MAX
 from zfabric.machines.common.resources import covers
+from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.due import CROWDED, RECLAIMING
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
 from zfabric.machines.local_scheduler.nodes.placement.where import FULL_SECONDS, Placement, was_dealt
@@ -115,8 +115,8 @@ class Reclaiming:
         return found[::-1]
 
     def _reclaim(self, node: NodeRecord, tasks: list[TaskRecord]) -> None:
-        for start in range(0, len(tasks), ROWS_MAX):
-            self.tables.send_to_node(node.token, m.Reclaim(tuple(task.id for task in tasks[start : start + ROWS_MAX])))
+        for task_ids in batches(task.id for task in tasks):
+            self.tables.send_to_node(node.token, m.Reclaim(task_ids))
 
     def on_reclaimed(self, now: float, source: Address, message: m.Reclaimed) -> None:
         """Place the returned tasks again."""
