@@ -250,10 +250,10 @@ def test_the_link_to_a_new_daemon_begins_anew_on_both_sides(peer: Peer) -> None:
     assert told(peer, C) == [m.RegisterNode(m.PROTOCOL_VERSION, OWN, NEW), m.Ready()]
     hear(peer, C, m.Delegate((JOB, "", C), EXPORTED, (row(1),), (), (), (), first_attempt(0, 3)), m.Ready())
     assert peer.scheduler.tables.tasks == {}, "it was sent before that daemon registered with this one"
-    assert not peer.scheduler.tables.nodes[C].process.ready  # type: ignore[union-attr]
+    assert not peer.scheduler.tables.nodes[C].is_ready
     hear(peer, C, again(NEW), m.Ready())
     assert told(peer, C) == [], "it has registered with that daemon already"
-    assert peer.scheduler.tables.nodes[C].process.ready  # type: ignore[union-attr]
+    assert peer.scheduler.tables.nodes[C].is_ready
     hear(peer, C, anew(NEWER))
     assert [type(each) for each in told(peer, C)] == [m.RegisterNode, m.Ready]
 

@@ -225,8 +225,7 @@ def test_a_node_may_register_before_the_table_that_names_it_arrives() -> None:
     node.send(LOCAL_SCHEDULER + OTHER, m.RegisterNode(m.PROTOCOL_VERSION, b"\x01daemon."))
     node.send(LOCAL_SCHEDULER + OTHER, m.Ready())
     told(node, 1, OTHER, THIRD)
-    ready = {each.name for each in node.scheduler.tables.processes.values() if each.ready}
-    assert ready == {OTHER}
+    assert [each.token for each in node.scheduler.tables.nodes.values() if each.is_ready] == [OTHER]
 
 
 def given_to_a_third_node() -> Node:

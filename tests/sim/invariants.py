@@ -362,7 +362,7 @@ class Invariants:
             left += [f"task {short(each)} on node {record.name}" for each in record.inflight]
             left += [f"the actor {short(each)} on node {record.name}" for each in record.actors]
             left += [f"the unreceived end {each.number}" for each in record.ends]
-            if record.process is None or not record.process.ready:
+            if not record.is_ready:
                 left.append(f"node {record.name} is not ready on node {node.number}")
         return left + [f"the unreported end of {short(each[0].id)}" for each in tables.delegated_ends]
 

@@ -1158,6 +1158,12 @@ class WorkerRecord:
         return bool(self.blocked_tasks)
 
 
+PROBE, SNAPSHOT, REPLICATE = range(3)
+"""Progress of another node. PROBE: its daemon or this one is new, and it has yet to register; its messages are void. SNAPSHOT: it repeats
+what it has of this node's. REPLICATE: it has repeated everything, and may be given tasks.
+"""
+
+
 class NodeRecord(WorkerRecord):
     """Another node: to a home, a worker of many tasks; to an executor, a home.
 
@@ -1174,8 +1180,8 @@ class NodeRecord(WorkerRecord):
         "labels",
         "name",
         "number",
+        "progress",
         "reclaimable",
-        "registered",
         "repeated",
         "reported",
         "resources",
@@ -1204,8 +1210,8 @@ class NodeRecord(WorkerRecord):
         """Incarnation of its daemon; empty before it has registered."""
         self.answered = b""
         """The daemon with which this node has registered after a restart of either."""
-        self.registered = True
-        """Whether it has registered here after a restart of either; earlier messages are void."""
+        self.progress = SNAPSHOT
+        """How far it has registered with this daemon. Written by ``Peers``."""
         self.restarts = 0
         """How often it has registered again, after a restart of either daemon."""
         self.reported: dict[bytes, int] = {}
@@ -1216,7 +1222,7 @@ class NodeRecord(WorkerRecord):
     @property
     def is_ready(self) -> bool:
         """Whether it has registered, and may be given tasks."""
-        return self.process is not None and self.process.ready
+        return self.progress == REPLICATE
 
 
 class DirectLease:

@@ -18,6 +18,7 @@ from zfabric.machines.local_scheduler.promises import Promises
 from zfabric.machines.local_scheduler.records import (
     HOSTING,
     NO_HOME,
+    PROBE,
     QUEUES_MOST,
     AnyObject,
     EntrustedRow,
@@ -295,7 +296,7 @@ class Tables:
         if source[1:] == self.address[1:]:
             return self.node
         node = self.nodes.get(source[1:])
-        return node.token if node is not None and node.registered else None
+        return node.token if node is not None and node.progress != PROBE else None
 
     def number_of(self, node: bytes) -> int:
         """A node's number in its cluster; 0 if unknown."""

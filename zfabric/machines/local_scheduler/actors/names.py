@@ -145,7 +145,7 @@ class ActorNames:
     def _is_stale(self, holder: _Holder) -> bool:
         """Whether the holder's home has a newer daemon, which has not repeated the claim."""
         node = self.tables.nodes.get(holder.home)
-        return node is None or (node.daemon != holder.daemon and node.process is not None and node.process.ready)
+        return node is None or (node.daemon != holder.daemon and node.is_ready)
 
     def on_free_name(self, now: float, source: Address, message: m.FreeName) -> None:
         """Free a name."""

@@ -43,9 +43,7 @@ class DetachedActors:
     def is_unknown(self) -> bool:
         """Whether some node has yet to repeat its ``JobLives``."""
         nodes = self.tables.nodes.values()
-        return self.tables.unsettled is not None or any(
-            node.daemon and node.process is not None and not node.process.ready for node in nodes
-        )
+        return self.tables.unsettled is not None or any(node.daemon and not node.is_ready for node in nodes)
 
     def driver_gone(self, job: JobRecord, driver: ProcessRecord | None, now: float) -> bool:
         """Release everything of a job but its detached actors. Return False if it has none."""

@@ -22,7 +22,7 @@ from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.guests import Guests
 from zfabric.machines.local_scheduler.nodes.placement.back import Returns
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
-from zfabric.machines.local_scheduler.records import DONE, IDLE, AnyObject, JobRecord
+from zfabric.machines.local_scheduler.records import DONE, IDLE, PROBE, AnyObject, JobRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import DRAINED, EndNode
@@ -113,7 +113,7 @@ class Draining:
     def end_of_turn(self, now: float) -> None:
         """Give away what can be given away, and leave once nothing is left."""
         for node in self.tables.nodes.values():
-            if node.token not in self._announced and node.registered and node.is_ready:
+            if node.token not in self._announced and node.is_ready:
                 self._announced.add(node.token)
                 self.tables.send_to_node(node.token, m.NodeDraining())
         self._announced &= self.tables.nodes.keys()
@@ -140,7 +140,7 @@ class Draining:
         nodes = self.tables.nodes
         for token, node in nodes.items():
             daemon, count = self._unanswered.get(token, (b"", 0))
-            if node.registered and (token not in self._asked or daemon != node.daemon):
+            if node.progress != PROBE and (token not in self._asked or daemon != node.daemon):
                 self._asked.add(token)
                 self._unanswered[token] = node.daemon, count + 1 if daemon == node.daemon else 1
                 self.borrowing.holds.send(token, m.CopyValues(()))

@@ -18,6 +18,8 @@ from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.records import (
     IDLE,
+    PROBE,
+    REPLICATE,
     FunctionRecord,
     NodeRecord,
     ProcessRecord,
@@ -86,7 +88,7 @@ class LoneTasks:
         if queue is None or queue or not queue.away or queue.group is not None:
             return None
         node = tables.nodes.get(queue.only)
-        if node is None or node.inflight or node.draining or node.full or node.process is None or not node.process.ready:
+        if node is None or node.inflight or node.draining or node.full or node.progress != REPLICATE:
             return None
         if job.id + row[1] not in node.functions:  # The first of a function takes the usual way, which checks the node's resources.
             return None
@@ -107,7 +109,7 @@ class LoneTasks:
         """For one delegated plain task whose function an idle worker has: the message to that worker."""
         tables = self.tables
         home = tables.nodes.get(source[1:])
-        if len(message.rows) != 1 or message.functions or message.attempts or message.values or home is None or not home.registered:
+        if len(message.rows) != 1 or message.functions or message.attempts or message.values or home is None or home.progress == PROBE:
             return None
         (row,) = message.rows
         job = tables.jobs.get(message.job[0])
@@ -143,7 +145,7 @@ class LoneTasks:
         if not function.delegated or task.rare is not None or function.actor is not None or function.stream is not None:
             return None
         home = tables.nodes.get(task.submitter)
-        if home is None or function.queue or self._is_unsettled() or not home.registered or tables.delegated_ends:
+        if home is None or function.queue or self._is_unsettled() or home.progress == PROBE or tables.delegated_ends:
             return None
         if self.children or not self.borrowing.is_clear or not self.entrusting.rows.is_clear or tables.relayed_yields:
             return None
@@ -167,7 +169,7 @@ class LoneTasks:
         tables = self.tables
         node = tables.nodes.get(source[1:])
         task = node.inflight.get(task_id) if node is not None else None
-        if node is None or task is None or not node.registered or len(node.inflight) != 1 or task.attempt != attempts[0]:
+        if node is None or task is None or node.progress == PROBE or len(node.inflight) != 1 or task.attempt != attempts[0]:
             return None
         if not task.function.plain or task.outputs is not None or (task.rare is not None and not task.rare.common):
             return None

@@ -123,8 +123,7 @@ class PeerRecovery:
         if self.settled:
             return False
         kind = type(message)
-        process = self.tables.processes[source[1:]]
-        if kind is m.ClaimName and not process.ready:
+        if kind is m.ClaimName and not self.tables.nodes[source[1:]].is_ready:
             return False  # A living actor has this name; new actors claim theirs after ``Ready``.
         searched = message.object_ids if isinstance(message, m.Borrow) and not message.certain else ()
         if searched:

@@ -24,7 +24,7 @@ from zfabric.machines.local_scheduler.nodes.queries import ClusterQueries
 from zfabric.machines.local_scheduler.nodes.remote_actors import RemoteActors
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers
 from zfabric.machines.local_scheduler.nodes.repeats import Repeats
-from zfabric.machines.local_scheduler.records import NodeRecord, ProcessRecord
+from zfabric.machines.local_scheduler.records import PROBE, REPLICATE, SNAPSHOT, NodeRecord, ProcessRecord
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -128,7 +128,7 @@ class Peers:
         self.tables.processes[node] = process
         early = self._early.pop(node, None)
         if self.peer_recovery.restarted:
-            record.registered = False
+            record.progress = PROBE
             self.tables.send_to_node(node, m.RegisterNode(m.PROTOCOL_VERSION, self.tables.address[1:], m.ANY_DAEMON))
         else:
             self.tables.send_to_node(node, m.RegisterNode(m.PROTOCOL_VERSION, self.tables.address[1:]))
@@ -136,30 +136,31 @@ class Peers:
         self.fetching.unknown_nodes.joined(node)
         self.jobs.node_joined(node)
         if early is not None:
-            self._registers(record, process, early)
-            process.ready = not early.peer and record.registered  # It had nothing to repeat: ``Ready`` followed at once.
+            self._registers(record, early)
+            if not early.peer and record.progress == SNAPSHOT:
+                record.progress = REPLICATE  # It had nothing to repeat: ``Ready`` followed at once.
 
     def on_register_node(self, now: float, source: Address, message: m.RegisterNode) -> None:
         """Register a node, or its new daemon."""
-        node, process = self.tables.nodes.get(source[1:]), self.tables.processes.get(source[1:])
-        if node is None or process is None:
+        node = self.tables.nodes.get(source[1:])
+        if node is None:
             self.tables.counts["refused"] += 1  # It is dead, or a table with it is under way.
             if len(self._early) < EARLY_MAX:
                 self._early[source[1:]] = message
         else:
-            self._registers(node, process, message)
+            self._registers(node, message)
 
-    def _registers(self, node: NodeRecord, process: ProcessRecord, message: m.RegisterNode) -> None:
+    def _registers(self, node: NodeRecord, message: m.RegisterNode) -> None:
         """Register a node. If its daemon or this one is a successor, both repeat."""
         new = message.daemon != node.daemon
         first = new and not node.daemon and not message.peer and not self.peer_recovery.restarted
         if new:
             if node.daemon or message.peer:
-                node.registered = False
+                node.progress = PROBE
                 node.restarts += 1
+            node.progress = min(node.progress, SNAPSHOT)
             node.daemon = message.daemon
             node.draining = False  # Its next daemon says so again.
-            process.ready = False
         if first:
             # What was sent before it had this node's table was refused.
             self.jobs.node_joined(node.token)
@@ -175,7 +176,7 @@ class Peers:
         if new:
             self.requests.repeat(node.token)
         if message.peer == self.tables.address[1:]:
-            node.registered = True
+            node.progress = max(node.progress, SNAPSHOT)
 
     def of_registered(self, handler: Handler) -> Handler:
         """Wrap a handler of messages between nodes: those of unregistered senders are void, and some wait (``PeerRecovery``)."""
@@ -183,7 +184,7 @@ class Peers:
         @functools.wraps(handler)
         def handle(now: float, source: Address, message: m.Message) -> None:
             node = self.tables.nodes.get(source[1:])
-            if node is None or not node.registered:
+            if node is None or node.progress == PROBE:
                 self.tables.counts["refused" if node is None else "void"] += 1
             elif not self.peer_recovery.holds_back(source, message):
                 handler(now, source, message)
@@ -193,11 +194,11 @@ class Peers:
     def on_node_ready(self, transition: NodeReady) -> None:
         """Accept that a node has repeated everything."""
         node = self.tables.nodes.get(transition.process.incarnation)
-        if node is None or not node.registered:
+        if node is None or node.progress == PROBE:
             return
         if node.answered:
             self.repeats.node_ready(node, transition.now)
-        transition.process.ready = True
+        node.progress = REPLICATE
         self.peer_recovery.node_ready(node.token, transition.now)
 
     def _died(self, node: NodeRecord, survivors: set[bytes], now: float) -> None:

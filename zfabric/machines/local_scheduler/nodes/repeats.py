@@ -173,7 +173,7 @@ class Repeats:
         """Register a node as a holder, and note what it repeats."""
         node = self.tables.nodes[source[1:]]
         self.peer_recovery.restore(message, node.token)
-        if node.process is not None and not node.process.ready:
+        if not node.is_ready:
             node.repeated.update(message.object_ids)
         if not message.certain:  # It searches for a home, perhaps its own: outcomes come later than the answer.
             self._send_retained(node.token, map(self.tables.find, message.object_ids))
