@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from nodes_alone import HOME_A, HOME_C, SELF, Nodes
 from scheduler_alone import DRIVER, JOB
 
+from tests.sim.variants import applied
 from zfabric.machines.local_scheduler.channel import PeerChannel, PeerOutbox
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT
@@ -219,3 +221,18 @@ def test_a_request_is_repeated_to_the_next_daemon_and_not_to_others() -> None:
     assert m.Answer(5, None, "") in [message for to, message in node.sent if to == CLIENT + DRIVER]
     node.hear(HOME_C, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.3", m.ANY_DAEMON))
     assert asked not in node.told(HOME_C)
+
+
+@pytest.mark.parametrize(
+    ("variant", "scripted"),
+    [
+        ("lender-lets-go-first", test_a_message_is_sent_once_all_numbered_ones_before_it_are_acknowledged),
+        ("acknowledged-before-entrusted", test_in_an_ordered_channel_a_message_waits_for_other_nodes_only),
+        ("wait-ends-with-daemon", test_what_waits_for_a_restarted_node_waits_for_what_is_sent_to_it_again),
+        ("outcomes-lost-on-the-way", test_outcomes_are_retained_until_their_caller_has_them_too),
+        ("requests-not-repeated", test_a_request_is_repeated_to_the_next_daemon_and_not_to_others),
+    ],
+)
+def test_a_variant_is_caught(variant: str, scripted: Callable[[], None]) -> None:
+    with applied(variant), pytest.raises(AssertionError):
+        scripted()

@@ -23,7 +23,7 @@ from zfabric.machines.global_scheduler.machine import GlobalScheduler
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
-from zfabric.machines.local_scheduler.channel import PeerChannel
+from zfabric.machines.local_scheduler.channel import PeerChannel, PeerOutbox
 from zfabric.machines.local_scheduler.group_records import GroupRecord
 from zfabric.machines.local_scheduler.groups.bundles import Bundles
 from zfabric.machines.local_scheduler.groups.directory import Groups
@@ -50,6 +50,7 @@ from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
 from zfabric.machines.local_scheduler.nodes.repeats import Repeats
 from zfabric.machines.local_scheduler.records import DONE, NOT_DURABLE, TASKS, NodeRecord
 from zfabric.machines.local_scheduler.references import References
+from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks import stopping
 from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
@@ -711,6 +712,16 @@ def _lent_and_let_go(right: Any) -> Any:
     return lambda self, node, message: right(self, node, message) if self._ordered else self._send(node, message)
 
 
+def _not_renewed(right: Any) -> Any:
+    """What waited for a former daemon is sent before the next one has received what is sent to it again."""
+    return lambda self: self._flush()
+
+
+def _callers_not_waited_for(right: Any) -> Any:
+    """Outcomes of calls are over once the node of their caller has them, which may lose them with its daemon."""
+    return lambda self, number, lacking=(): right(self, number)
+
+
 def _released_at_once(right: Any) -> Any:
     """Holds are given up before those that were asked for earlier are registered."""
 
@@ -1088,6 +1099,9 @@ SCRIPTED: dict[str, Patches] = {
     "values-that-exist-made-again": ((Failover, "_adopt_values", _values_that_exist_made_again),),
     "attempts-that-run-begin-again": ((Failover, "_adopt_attempts", _attempts_that_run_begin_again),),
     "lender-lets-go-first": ((PeerChannel, "send", _lent_and_let_go),),
+    "wait-ends-with-daemon": ((PeerChannel, "renew", _not_renewed),),
+    "outcomes-lost-on-the-way": ((PeerOutbox, "acknowledged", _callers_not_waited_for),),
+    "requests-not-repeated": ((PendingRequests, "repeat", _nothing),),
     "release-overtakes-hold": ((Borrowing, "_release", _released_at_once),),
     "release-covers-later-hold": ((Borrowing, "_borrow", _borrowed_while_released),),
     "death-overtakes-hold": ((Failover, "node_died", _death_before_holds),),
