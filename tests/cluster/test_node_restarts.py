@@ -642,6 +642,20 @@ def test_tasks_that_may_run_elsewhere_wait_until_every_node_has_registered() -> 
     assert node.results()[1] == (m.OK, (b"value",))
 
 
+def test_a_value_of_a_former_attempt_is_freed_before_a_new_one_is_made() -> None:
+    """Else the store takes the new value for another copy, and drops it: what its home knows to be inside is not."""
+    value, other = task_id(5) + bytes(4), task_id(6) + bytes(4)
+    node = Anew(elsewhere=True)
+    node.arena = ((value, 4096, 100_000), (other, 204_800, 100_000))
+    node.rejoin_worker()
+    node.register(A)
+    assert [each for _, message in node.take(m.Free) for each in message.object_ids] == [], "another node may need them"
+    hear(node, A, m.Delegate(ABOUT, EXPORTED, (row(5),), (), (), (), OF_A + 1))
+    assert [each for _, message in node.take(m.Free) for each in message.object_ids] == [value]
+    node.register(C)
+    assert [each for _, message in node.take(m.Free) for each in message.object_ids] == [other]
+
+
 def test_a_task_that_is_to_be_retried_waits_for_the_attempt_that_another_node_may_have_since() -> None:
     """Its worker repeats that the first attempt is to be retried, which the daemon before had been told."""
     node = Anew()

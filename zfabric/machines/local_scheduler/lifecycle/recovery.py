@@ -298,13 +298,22 @@ class Recovery:
     def settle(self) -> None:
         """Drop what was found and is not needed. All nodes have registered."""
         self._drop_rows()
-        stored, self._stored = self._stored, {}
         self._inside.clear()
-        for object_id in stored:
+        self._free_found(list(self._stored))
+        self.tables.spare.extend(self._values())
+
+    def run_again(self, task_ids: Iterable[bytes]) -> None:
+        """Free what was found of tasks that another node delegates anew: the store would take new values for copies of the former ones."""
+        again = set(task_ids)
+        self._free_found([each for each in self._stored if each[:TASK_BYTES] in again])
+
+    def _free_found(self, object_ids: list[bytes]) -> None:
+        """Free found values that nothing here has adopted."""
+        for object_id in object_ids:
+            del self._stored[object_id]
             record = self.tables.find(object_id)
             if record is None or type(record.value) is not Stored:
                 self.tables.freed.append(object_id)
-        self.tables.spare.extend(self._values())
 
     def stored_size(self, object_id: bytes) -> int | None:
         """Size of a found value that is not yet dropped."""

@@ -125,6 +125,8 @@ class PeerRecovery:
         kind = type(message)
         if kind is m.ClaimName and not self.tables.nodes[source[1:]].is_ready:
             return False  # A living actor has this name; new actors claim theirs after ``Ready``.
+        if isinstance(message, m.Delegate):
+            self.recovery.run_again(row[0] for row in message.rows)
         searched = message.object_ids if isinstance(message, m.Borrow) and not message.certain else ()
         if searched:
             self.recovery.restore_rows(searched)  # Restored at once; what other nodes have of these tasks is entered behind the barrier.
