@@ -148,11 +148,14 @@ def test_whatever_happens_messages_leave_in_order_and_behind_all_that_they_wait_
 # -- what is retained --
 
 
-class Message:
-    """A message with a number."""
+def outcomes(number: int, caller: bytes) -> m.CallsEnded:
+    """The outcome of a call of this caller."""
+    return m.CallsEnded(number, ((b"call", caller, m.OK, (b"value",), ()),), ())
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+
+def ends(number: int) -> m.RelayedYields:
+    """A message that is of no caller."""
+    return m.RelayedYields(number, (), ())
 
 
 def numbers(retained: list[Any]) -> list[int]:
@@ -160,9 +163,9 @@ def numbers(retained: list[Any]) -> list[int]:
 
 
 def test_a_message_is_retained_with_its_pins_until_it_is_acknowledged() -> None:
-    outbox: Any = PeerOutbox()
+    outbox = PeerOutbox()
     for pins in ((b"x",), (), (b"y",)):
-        outbox.retain(Message(outbox.next), pins)
+        outbox.retain(ends(outbox.next), pins)
     received = outbox.acknowledged(2)
     assert numbers(received) == [1, 2]
     assert [pins for _, pins, *_ in received] == [(b"x",), ()]
@@ -173,9 +176,9 @@ def test_a_message_is_retained_with_its_pins_until_it_is_acknowledged() -> None:
 
 
 def test_outcomes_are_retained_until_their_caller_has_them_too() -> None:
-    outbox: Any = PeerOutbox()
+    outbox = PeerOutbox()
     for caller in (A, B, b"", A):
-        outbox.retain(Message(outbox.next), caller=caller)
+        outbox.retain(outcomes(outbox.next, caller) if caller else ends(outbox.next))
     assert numbers(outbox.acknowledged(4, ((A, 1),))) == [1, 2, 3], "what else its node has is over"
     assert numbers(outbox.acknowledged(3)) == []
     assert numbers(outbox.acknowledged(4, ((A, 2),))) == []
@@ -183,22 +186,22 @@ def test_outcomes_are_retained_until_their_caller_has_them_too() -> None:
 
 
 def test_what_a_caller_lacks_is_repeated_before_later_messages() -> None:
-    outbox: Any = PeerOutbox()
+    outbox = PeerOutbox()
     for caller in (A, b"", A, b""):
-        outbox.retain(Message(outbox.next), caller=caller)
+        outbox.retain(outcomes(outbox.next, caller) if caller else ends(outbox.next))
     outbox.acknowledged(3, ((A, 0),))
     assert [each.number for each in outbox] == [1, 3, 4]
 
 
 @pytest.mark.parametrize(("acknowledged", "free"), [(0, 0), (1, 1), (2, 2)])
 def test_only_an_acknowledged_number_is_free(acknowledged: int, free: int) -> None:
-    outbox: Any = PeerOutbox()
-    outbox.retain(Message(1))
-    outbox.retain(Message(2))
+    outbox = PeerOutbox()
+    outbox.retain(ends(1))
+    outbox.retain(ends(2))
     outbox.acknowledged(acknowledged)
     assert outbox.free == free
     if free:
-        outbox.retain_first(Message(free), (b"x",))
+        outbox.retain_first(ends(free), (b"x",))
         assert [each.number for each in outbox] == list(range(free, 3))
 
 

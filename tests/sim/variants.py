@@ -838,7 +838,7 @@ def _ends_pinned_for_the_dead(right: Any) -> Any:
     """What ends of attempts name stays pinned if the home dies that has not acknowledged them."""
 
     def died(self: Peers, node: NodeRecord, survivors: set[bytes], now: float) -> None:
-        node.ends.retained = deque((message, (), caller, calls) for message, _, caller, calls in node.ends.retained)
+        node.ends.retained = deque((message, (), calls) for message, _, calls in node.ends.retained)
         right(self, node, survivors, now)
 
     return died

@@ -23,8 +23,8 @@ Sent: TypeAlias = m.Ended | m.CallsEnded | m.RelayedYields | m.LogAppended | m.C
 CallsByWorker: TypeAlias = Mapping[bytes, list[bytes]]
 """Ids of calls, by the worker whose actors have run them."""
 NO_CALLS: CallsByWorker = {}
-Retained: TypeAlias = tuple[Sent, tuple[bytes, ...], bytes, CallsByWorker]
-"""A message, the objects pinned for it, and for outcomes of calls their caller and the calls."""
+Retained: TypeAlias = tuple[Sent, tuple[bytes, ...], CallsByWorker]
+"""A message, the objects pinned for it, and the calls of which it has outcomes."""
 
 
 def batches(rows: Iterable[Item]) -> Iterator[tuple[Item, ...]]:
@@ -113,9 +113,9 @@ class PeerOutbox:
     def __iter__(self) -> Iterator[Sent]:
         return (entry[0] for entry in self.retained)
 
-    def retain(self, message: Sent, pins: tuple[bytes, ...] = (), caller: bytes = b"", calls: CallsByWorker = NO_CALLS) -> None:
+    def retain(self, message: Sent, pins: tuple[bytes, ...] = (), calls: CallsByWorker = NO_CALLS) -> None:
         """Retain a message that was sent."""
-        self.retained.append((message, pins, caller, calls))
+        self.retained.append((message, pins, calls))
         self.next = message.number + 1
 
     @property
@@ -125,11 +125,11 @@ class PeerOutbox:
 
     def retain_first(self, message: Sent, pins: tuple[bytes, ...]) -> None:
         """Retain a message before all others."""
-        self.retained.appendleft((message, pins, b"", NO_CALLS))
+        self.retained.appendleft((message, pins, NO_CALLS))
 
-    def revise(self, revised: Callable[[Sent], Sent]) -> None:
-        """Replace each message."""
-        self.retained = deque((revised(message), pins, caller, calls) for message, pins, caller, calls in self.retained)
+    def replace(self, message: Sent, by: Sent) -> None:
+        """Retain another message instead of one, with the same number and pins."""
+        self.retained = deque((by if each is message else each, pins, calls) for each, pins, calls in self.retained)
 
     def acknowledged(self, number: int, lacking: m.Rows = ()) -> list[Retained]:
         """Remove and return what has been received, up to a number.
@@ -141,8 +141,8 @@ class PeerOutbox:
             received.append(self.retained.popleft())
         if lacking:
             last: dict[bytes, int] = dict(lacking)
-            remaining = [each for each in received if each[0].number > last.get(each[2], number)]
-            received = [each for each in received if each[0].number <= last.get(each[2], number)]
+            remaining = [each for each in received if _is_lacked(each[0], last)]
+            received = [each for each in received if not _is_lacked(each[0], last)]
             self.retained.extendleft(reversed(remaining))
         return received
 
@@ -151,6 +151,11 @@ class PeerOutbox:
         entries = list(self.retained)
         self.retained.clear()
         return entries
+
+
+def _is_lacked(message: Sent, last: dict[bytes, int]) -> bool:
+    """Whether these are outcomes of calls that their caller lacks."""
+    return isinstance(message, m.CallsEnded) and message.number > last.get(message.rows[0][1], message.number)
 
 
 class PeerInbox:

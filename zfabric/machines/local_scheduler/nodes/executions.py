@@ -144,13 +144,9 @@ class Executions:
 
     def life_ended(self, home: NodeRecord, actor_id: bytes, attempt: int) -> None:
         """Drop the unacknowledged end that made an actor whose process has died: the home's next daemon would believe that it lives."""
-
-        def revised(message: Sent) -> Sent:
+        for message in list(home.ends):
             if isinstance(message, m.Ended) and (actor_id, attempt) in (row[:2] for row in m.Completed(*message.completed).rows):
-                return message._replace(completed=tuple(_without(m.Completed(*message.completed), actor_id)))
-            return message
-
-        home.ends.revise(revised)
+                home.ends.replace(message, message._replace(completed=tuple(_without(m.Completed(*message.completed), actor_id))))
 
     def job_of(self, about: m.Row, now: float) -> JobRecord | None:
         """The record of a job; None if it has ended, or this node stops and homes run its tasks again."""
@@ -258,19 +254,13 @@ class Executions:
         self.report(home, m.Ended(home.ends.next, tuple(report.completed()), self.tables.homes_of(report.named)), report.named)
 
     def report(
-        self,
-        home: NodeRecord,
-        message: Sent,
-        named: Sequence[bytes],
-        pinned: Sequence[bytes] = (),
-        caller: bytes = b"",
-        calls: CallsByWorker = NO_CALLS,
+        self, home: NodeRecord, message: Sent, named: Sequence[bytes], pinned: Sequence[bytes] = (), calls: CallsByWorker = NO_CALLS
     ) -> None:
         """Send ends to another node; retain them, and pins of at least what they name, until acknowledged (``PeerOutbox.retain``)."""
         if named:
             self.entrusting.entrust(named)
         self.borrowing.holds.send(home.token, message)
-        home.ends.retain(message, tuple(pinned or named), caller, calls)
+        home.ends.retain(message, tuple(pinned or named), calls)
 
     def home_died(self, dead: NodeRecord) -> list[m.Completed]:
         """Report unacknowledged ends of a dead home to its heirs. Return the ends for this node as heir, with refs inside pinned.
@@ -312,7 +302,7 @@ class Executions:
         self._over(dead.ends.take_all())
 
     def _over(self, retained: list[Retained]) -> list[Sent]:
-        for _, pins, _, calls in retained:
+        for _, pins, calls in retained:
             self.references.unpin(pins)
             if calls:
                 self.tables.transitions.append(CallsEndReceived(calls))

@@ -149,7 +149,7 @@ class RemoteCallers:
             named = [each for row in rows for each in names_of_outcome(row)] if held else []
             homes = self.tables.homes_of(named) if named else ()
             message = m.CallsEnded(node.ends.next, tuple(rows), homes)
-            self.executions.report(node, message, named, held, rows[0][1], reporters)
+            self.executions.report(node, message, named, held, reporters)
 
     def _ended(self, call_id: bytes) -> None:
         """Release what is retained for a call without an outcome."""
