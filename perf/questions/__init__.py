@@ -53,6 +53,7 @@ MODULES = (
     "nodes_busy",
     "nodes_killed",
     "nodes_restart",
+    "nodes_late",
     "nodes_peers",
     "libraries",
 )

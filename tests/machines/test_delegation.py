@@ -17,7 +17,7 @@ from tests.sim.scenarios import STEADY, call, call_on, get, task
 from tests.sim.variants import applied
 from tests.sim.world import World
 from zfabric.config import MiB
-from zfabric.machines.local_scheduler.nodes.placement.back import PATIENCE, RECALL_SECONDS
+from zfabric.machines.local_scheduler.nodes.placement.back import LOOK_SECONDS, PATIENCE, RECALL_SECONDS
 from zfabric.machines.local_scheduler.nodes.placement.when import STAY_SECONDS
 from zfabric.machines.local_scheduler.nodes.placement.where import FULL_SECONDS, TRIED_MOST
 from zfabric.machines.local_scheduler.records import READY, WAITING
@@ -435,8 +435,11 @@ class Home(Node):
             for node, number, label in zip(nodes, numbers, labels, strict=True)
         )
         self.version = getattr(self, "version", 0) + 1
+        known = set(self.scheduler.tables.nodes)
         self.send(b"N" + OWN, m.NodeTable(self.version, rows))
         for node in nodes[1:] if self.register else ():
+            if node in known:
+                continue
             self.send(b"L" + node, m.RegisterNode(m.PROTOCOL_VERSION, node))
             self.send(b"L" + node, m.Ready())
 
@@ -562,7 +565,7 @@ def test_a_heartbeat_has_the_queue_and_how_long_its_tasks_take() -> None:
 
 
 def test_tasks_are_reclaimed_one_request_at_a_time_and_keep_order_and_attempt() -> None:
-    home = Home()
+    home = Home(nodes=2)
     home.submit(*(row(number) for number in range(1, 9)))
     home.wait(home.config.spill_after)
     ((placer, _),) = home.questions()
@@ -581,6 +584,102 @@ def test_tasks_are_reclaimed_one_request_at_a_time_and_keep_order_and_attempt() 
     home.send(b"L" + NODES[1], m.Reclaimed((), ""))
     home.wait(1.0)
     assert home.take(m.Reclaim) == []  # All that is left there has begun.
+
+
+TWO_CPUS = (("CPU", 20_000),)
+"""More than the home has."""
+
+
+def home_before_another_node_joins(tasks: int, **options: Any) -> Home:
+    """A home whose tasks were all given to its only other node. A third node joins."""
+    home = Home(nodes=1)
+    home.table(*NODES[:2], resources=TWO_CPUS)
+    home.submit(*(row(number, demand=TWO_CPUS, **options) for number in range(1, tasks + 1)))
+    for placer, count in home.questions():
+        home.placed(placer, (NODES[1], count))
+    assert home.delegated() == {NODES[1]: list(range(1, tasks + 1))}
+    home.table(*NODES[:3], resources=TWO_CPUS)
+    return home
+
+
+def reclaimed(home: Home, seconds: float = LOOK_SECONDS) -> list[tuple[bytes, list[int]]]:
+    """Numbers of the tasks that a home reclaims once some time has passed, by node."""
+    home.wait(seconds)
+    return [(to[1:], [int.from_bytes(each[-4:], "big") for each in message.task_ids]) for to, message in home.take(m.Reclaim)]
+
+
+def returned(home: Home, node: bytes, *tasks: int) -> None:
+    """A node returns tasks, and the global scheduler places them on the last node that has joined."""
+    home.send(b"L" + node, m.Reclaimed(tuple(map(task_id, tasks)), ""))
+    for placer, count in home.questions():
+        home.placed(placer, (NODES[2], count))
+
+
+def ended(home: Home, node: bytes, number: int, *tasks: int, seconds: float) -> None:
+    """Tasks have ended on another node, and took so long each."""
+    rows = tuple((task_id(each), first_attempt(0, 1), m.OK, (b"",)) for each in tasks)
+    home.send(b"L" + node, m.Ended(number, tuple(m.Completed.of(rows, (), ((JOB + FUNCTION, len(tasks), seconds * len(tasks)),))), ()))
+
+
+def test_a_node_that_joins_late_is_given_what_another_one_has_not_begun_as_it_can_begin_it() -> None:
+    home = home_before_another_node_joins(9)
+    assert reclaimed(home) == [(NODES[1], [9])], "nobody knows how long it takes"
+    returned(home, NODES[1], 9)
+    assert home.delegated() == {NODES[2]: [9]}
+    assert reclaimed(home) == []
+    ended(home, NODES[2], 1, 9, seconds=LOOK_SECONDS / 2.5)
+    assert reclaimed(home) == [(NODES[1], [6, 7, 8])], "one to run, and two that it begins until the next look"
+    returned(home, NODES[1], 7, 8)
+    assert home.delegated() == {NODES[2]: [7, 8]}
+    for node, number, tasks in ((NODES[1], 1, range(1, 7)), (NODES[2], 2, (7, 8))):
+        ended(home, node, number, *tasks, seconds=0.1)
+    home.wait(LOOK_SECONDS)
+    home.wait(LOOK_SECONDS)
+    assert home.scheduler.reclaiming.next_deadline() is None, "nothing is left to be looked at"
+
+
+def test_an_attempt_is_taken_from_a_node_for_another_one_once() -> None:
+    home = home_before_another_node_joins(6)
+    assert reclaimed(home) == [(NODES[1], [6])]
+    home.send(b"L" + NODES[1], m.Reclaimed((task_id(6),), ""))
+    ((placer, count),) = home.questions()
+    home.placed(placer, (NODES[1], count))
+    assert home.delegated() == {NODES[1]: [6]}, "the other one had tasks of other homes"
+    assert reclaimed(home) == [(NODES[1], [5])]
+    returned(home, NODES[1], 5)
+    home.table(*NODES, resources=TWO_CPUS)
+    assert reclaimed(home) == [(NODES[1], [4])]
+
+
+def test_tasks_for_labels_move_to_a_late_node_that_has_them_and_to_no_other() -> None:
+    home = home_before_another_node_joins(6, strategy=in_zones("b", "d"))
+    assert reclaimed(home) == [], "the node that has joined is in zone c"
+    home.table(*NODES, resources=TWO_CPUS)
+    assert reclaimed(home) == [(NODES[1], [6])]
+    home.send(b"L" + NODES[1], m.Reclaimed((task_id(6),), ""))
+    assert home.delegated() == {NODES[3]: [6]}
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_no_task_moves_to_a_node_that_has_as_many_or_no_room(full: bool) -> None:
+    home = home_before_another_node_joins(4)
+    if full:
+        home.scheduler.tables.nodes[NODES[2]].full[TWO_CPUS] = home.now + 60.0
+        assert reclaimed(home) == []
+        return
+    assert reclaimed(home) == [(NODES[1], [4])]
+    returned(home, NODES[1], 4)
+    assert reclaimed(home) == []
+
+
+def test_an_executor_reports_how_long_its_tasks_take() -> None:
+    executor = Home()
+    executor.complete(executor.worker, 0, first_attempt(0, 1))
+    executor.send(b"L" + NODES[1], given_to(100, 101))
+    attempt = (task_id(100), first_attempt(0, 2), m.OK, (b"",))
+    executor.send(b"W" + executor.worker, m.Completed.of((attempt,), (), ((FUNCTION, 1, 0.5),)))
+    ((_, message),) = executor.take(m.Ended)
+    assert m.Completed(*message.completed).durations == ((JOB + FUNCTION, 1, 0.5),)
 
 
 def test_an_executor_returns_what_has_not_begun() -> None:

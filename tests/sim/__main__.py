@@ -186,6 +186,11 @@ EXPECTED_OF_BARE = (
 )  # fmt: skip
 """The same where programs run on a node without CPUs."""
 
+EXPECTED_OF_ELASTIC = (
+    "node joins late", "node left", "Delegate", "Reclaim", "Reclaimed", "NodeDraining", "CopyValues", "ValuesCopied", "daemon restarted",
+)  # fmt: skip
+"""The same where nodes join as there is work, and leave when they are idle."""
+
 EXPECTED_OF_DETACHED = (
     "detached actor found", "detached actor found that nobody relied on", "driver crashed", "node killed", "daemon restarted", "JobLives",
     "NameClaimed", "LifeEnded",
@@ -314,6 +319,8 @@ def expected_of(kind: Kind) -> tuple[str, ...]:
         return EXPECTED_OF_GROUPED_ACTORS
     if kind.bare:
         return EXPECTED_OF_BARE
+    if kind.elastic:
+        return EXPECTED_OF_ELASTIC
     if kind.detached:
         return EXPECTED_OF_DETACHED
     if kind.nodes > 1:

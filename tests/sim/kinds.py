@@ -28,6 +28,7 @@ class Kind:
     streams: bool = _option(False, "programs with tasks (and with --actors, methods) that yield")
     drains: bool = _option(False, "programs with actors; nodes are drained, and nothing else happens to them")
     bare: bool = _option(False, "programs on a node without CPUs, while others join late")
+    elastic: bool = _option(False, "programs on a node without CPUs, while others join as there is work, and leave when they are idle")
     durable: bool = _option(False, "programs with durable values, which outlive nodes and daemons")
     elsewhere: bool = _option(False, "programs whose driver waits for one task on another node after the other")
     detached: bool = _option(False, "programs with detached actors, which another driver looks for")

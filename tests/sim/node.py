@@ -139,7 +139,9 @@ class Node:
 
     def lost_lease(self, reason: str) -> None:
         """End the node, since the registry or its own member says so. Fail the world if nothing had happened to it."""
-        if not self.excused and not self.world.faults.loss:
+        leaves = reason == e.DRAINED and self.world.config.node_idle_seconds
+        self.world.states["node left"] += bool(leaves)
+        if not (self.excused or self.world.faults.loss or leaves):
             self.world.fail(f"node {self.number} ends, and nothing was wrong with it: {reason}")
         self.end(reason)
 

@@ -56,6 +56,7 @@ FIRST = {
     "jobs-elsewhere-written-late": 178,
     "stalled-registry-kills": 52,
     "heartbeats-not-repeated": 75,
+    "leaves-unconfirmed": 33,
 }
 """Where to begin looking for those that take long and have no reproduction yet (``--reduce``)."""
 
@@ -74,6 +75,7 @@ WORLDS: dict[Kind, tuple[int, tuple[str, ...]]] = {
     Kind(nodes=3, elsewhere=True): (3, ()),
     Kind(nodes=3, detached=True): (4, ()),
     Kind(nodes=3, streams=True): (8, ("RelayedYields", "AllowYields", "stream read")),
+    Kind(nodes=3, elastic=True): (8, ("node left", "Reclaimed")),
     Kind(nodes=3, durable=True): (6, ("node ended", "daemon restarted")),
 }
 """How many worlds of each kind are run here, and states that they must reach: few of those that ``scripts/worlds`` runs in the same check,

@@ -34,6 +34,7 @@ from zfabric.machines.local_scheduler.nodes import failover
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.copies import Copies
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
+from zfabric.machines.local_scheduler.nodes.draining import Draining
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.failover import Failover
@@ -43,12 +44,13 @@ from zfabric.machines.local_scheduler.nodes.lone_tasks import Ahead, LoneTasks
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.peers import Peers
 from zfabric.machines.local_scheduler.nodes.placement import when
+from zfabric.machines.local_scheduler.nodes.placement.back import Reclaiming
 from zfabric.machines.local_scheduler.nodes.placement.when import Starvation
 from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers
 from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
 from zfabric.machines.local_scheduler.nodes.repeats import Repeats
-from zfabric.machines.local_scheduler.records import DONE, NOT_DURABLE, TASKS, NodeRecord
+from zfabric.machines.local_scheduler.records import ASSIGNED, DONE, NOT_DURABLE, TASKS, NodeRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
@@ -913,6 +915,16 @@ def _not_awaited(right: Any) -> Any:
     return lives_here
 
 
+def _moved_again(right: Any) -> Any:
+    """A task that has moved may move again."""
+    return lambda self, task: task.state == ASSIGNED
+
+
+def _moved_to_no_better_place(right: Any) -> Any:
+    """Nodes are given tasks though they have as many as the node that has these."""
+    return lambda self, donor, like: [(node, 1) for node in self.tables.nodes.values() if node is not donor and node.is_ready]
+
+
 OF_KINDS: tuple[tuple[Kind, dict[str, Patches]], ...] = (
     (
         ONE_NODE,
@@ -1058,6 +1070,14 @@ OF_KINDS: tuple[tuple[Kind, dict[str, Patches]], ...] = (
         {
             "placed-for-ever": ((GlobalScheduler, "_forget_unconfirmed", _nothing),),
             "heartbeats-not-repeated": ((Heartbeats, "_restarts_of", _never_restarted),),
+        },
+    ),
+    (
+        Kind(nodes=3, elastic=True),
+        {
+            "moved-for-ever": ((Reclaiming, "_may_move", _moved_again), (Reclaiming, "_receivers", _moved_to_no_better_place)),
+            "never-moved": ((Reclaiming, "_reclaim_for_others", _nothing),),
+            "leaves-unconfirmed": ((Draining, "_take_leave", lambda right: lambda self: self._end()),),
         },
     ),
     (

@@ -25,6 +25,9 @@ from tests.sim.drains import DrainAuthor, with_drains
 from tests.sim.drivers import Driver
 from tests.sim.durables import with_deaths as with_deaths_of_nodes
 from tests.sim.durables import with_durable_puts
+from tests.sim.elastic import Elastic, ElasticAuthor
+from tests.sim.elastic import layout as elastic_layout
+from tests.sim.elastic import with_restarts as with_restarts_alone
 from tests.sim.elsewhere import ElsewhereAuthor
 from tests.sim.grouped import SHARE, grouped, with_grouped_actors
 from tests.sim.hoards import Hoarder, hoards
@@ -128,6 +131,9 @@ class World(Agenda):
                 elif kind.bare:
                     self.faults = with_restarts(self.faults, seed)
                     apart["placers"] = random.Random(f"{seed}/global schedulers").choice((1, 2, 3))
+                elif kind.elastic:
+                    self.faults = with_restarts_alone(self.faults, seed)
+                    apart["node_idle_seconds"] = random.Random(f"{seed}/idle nodes").choice((0.3, 1.0, 4.0))
                 elif kind.durable:
                     self.faults = with_deaths_of_nodes(self.faults, seed)
         self.more = SHARE if kind.groups and kind.actors else ()
@@ -157,8 +163,12 @@ class World(Agenda):
         self.program = program if program is not None else author(f"{seed}/program", self.faults, self.cpus, True).write()
         if kind.bare:
             self.layout = layout(seed, kind.nodes, self.faults, self.config.node_lease)
+        elif kind.elastic:
+            self.layout = elastic_layout(seed)
         if kind.nodes > 1 and program is None:
-            if self.layout is not None:
+            if kind.elastic:
+                self.program = ElasticAuthor(str(seed), self.config.node_idle_seconds).write()
+            elif self.layout is not None:
                 self.program = BareAuthor(str(seed), self.faults, self.layout).write()
             elif kind.elsewhere:
                 self.program = ElsewhereAuthor(f"{seed}/elsewhere", kind.nodes).write()
@@ -218,6 +228,7 @@ class World(Agenda):
         self.after(0.001, self._start_driver)
         self._plan_faults()
         self.node_faults.plan()
+        self.elastic = Elastic(self, kind.nodes, self.start_node) if kind.elastic else None
 
     def _pieces(self) -> int:
         """Choose the size of the arena in pieces. Every other arena is so small that values are written and read on disk.
@@ -426,10 +437,14 @@ class World(Agenda):
     def after_turn(self, daemon: SimDaemon) -> None:
         """Check the daemon after a turn."""
         self.invariants.after_turn(daemon)
+        if self.elastic is not None:
+            self.elastic.after_turn(daemon)
 
     def between_nodes(self, daemon: SimDaemon, node: bytes, envelopes: list[Envelope]) -> None:
         """Observe what a daemon sends to the daemon of another node."""
         self.invariants.between_nodes(daemon, node, envelopes)
+        if self.elastic is not None:
+            self.elastic.between_nodes(daemon, envelopes)
 
     # -- faults --
 

@@ -657,6 +657,7 @@ class TaskExtras:
         "entrusted",
         "history",
         "lineage_weight",
+        "moved",
         "rebuilt",
         "recursively",
         "retries",
@@ -694,6 +695,8 @@ class TaskExtras:
         """When the last attempt has used these."""
         self.stopped = ""
         """Why an attempt is to be stopped: "cancelled", "timeout", "run_timeout", "force" (which kills), "killed", or empty."""
+        self.moved = -1
+        """The attempt that was reclaimed from a node for another one; -1 if none was."""
         self.stays = False
         """Whether it must run at its home, since its result cannot travel."""
         self.recursively = False

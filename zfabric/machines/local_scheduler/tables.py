@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from zfabric.config import Config
-from zfabric.machines.common.resources import ResourcePool, covers
+from zfabric.machines.common.resources import ResourcePool, count_fitting, covers
 from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord, GuestRecord, RemoteActorRecord
 from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.due import PartDeadlines
@@ -445,6 +445,13 @@ class Tables:
         if queue.pool.fits_total(queue.demand):
             return True
         return queue.group is None and any(covers(node.resources, queue.demand) for node in self.nodes.values())
+
+    def begun_at(self, node: NodeRecord) -> int:
+        """How many of its tasks a node can have begun, if all are like the last one."""
+        if not node.inflight:
+            return 0
+        last = next(reversed(node.inflight.values()))
+        return min(len(node.inflight), count_fitting(node.resources, self.queue_of(last).demand, len(node.inflight)))
 
     def queue_of(self, task: TaskRecord) -> ShapeQueue:
         """The queue of a task: its function's, unless the call set options of its own."""

@@ -304,8 +304,9 @@ class StopChildren(NamedTuple):
 class Ended(NamedTuple):
     """executor -> home. Attempts that ended.
 
-    ``completed`` has the fields of ``Completed``. A status may also be ``LOST`` or ``STAYS``. A large value is represented by its size: the
-    executor retains the value until ``Release``. It retains the message, and pins its objects, until ``EndsReceived``.
+    ``completed`` has the fields of ``Completed``; the id of each function in ``durations`` follows its job's. A status may also be ``LOST``
+    or ``STAYS``. A large value is represented by its size: the executor retains the value until ``Release``. It retains the message, and
+    pins its objects, until ``EndsReceived``.
     """
 
     number: Count

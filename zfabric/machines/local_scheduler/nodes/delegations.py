@@ -20,7 +20,7 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes, contained_in
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import Address
+from zfabric.protocol.ids import JOB_BYTES, Address
 from zfabric.protocol.messages import LOST
 from zfabric.protocol.options import names_objects, only_prefers, option
 
@@ -171,6 +171,11 @@ class Delegations:
         if node.full:
             for task in [node.inflight[row[0]] for row in completed.rows if row[0] in node.inflight]:
                 node.full.pop(self.tables.queue_of(task).demand, None)  # There is room again.
+        for function_id, count, seconds in completed.durations:
+            job = self.tables.jobs.get(function_id[:JOB_BYTES])
+            function = job.functions.get(function_id[JOB_BYTES:]) if job is not None else None
+            if function is not None and count > 0:
+                function.learn(count, seconds)
         extras = {index: tuple(extra) for index, *extra in completed.extras}
         named: list[bytes] = []
         if extras or any(completed.statuses):

@@ -242,7 +242,10 @@ class Executions:
         for task, status, outputs, extra, contained in ended:
             if self.children and isinstance(task, TaskRecord):
                 (self.children.parent_lost if status in (LOST, STAYS) else self.children.parent_ended)(task)
-            by_home[task.submitter].add((task.id, task.attempt, status, outputs), extra, contained)
+            report = by_home[task.submitter]
+            report.add((task.id, task.attempt, status, outputs), extra, contained)
+            if status == OK and isinstance(task, TaskRecord) and task.function.mean is not None:
+                report.runs[task.function] = report.runs.get(task.function, 0) + 1
         for node, report in by_home.items():
             home = self.tables.nodes.get(node)
             if home is None:
@@ -325,6 +328,8 @@ class _Report:
         self.rows: list[m.Row] = []
         self.extras: list[m.Row] = []
         self.named: list[bytes] = []
+        self.runs: dict[FunctionRecord, int] = {}
+        """Runs that succeeded, by function."""
 
     def add(self, row: m.Row, extra: tuple[m.Row, m.Row] | None, named: m.Ids) -> None:
         """Add an attempt: row and extra as in ``Completed``, and the refs inside."""
@@ -335,4 +340,5 @@ class _Report:
 
     def completed(self) -> m.Completed:
         """The attempts as a message."""
-        return m.Completed.of(tuple(self.rows), tuple(self.extras))
+        durations = tuple((each.queue.job.id + each.id, count, count * (each.mean or 0.0)) for each, count in self.runs.items())
+        return m.Completed.of(tuple(self.rows), tuple(self.extras), durations)

@@ -3,8 +3,11 @@
 The home asks for them (``Reclaim``):
 
 - This node has room and nothing to run: it asks for the last half of the largest share.
-- Spread tasks, or tasks that prefer labels, wait on a node that has ended none of this home's tasks for two seconds: they come back once,
-  and are placed as if without a strategy.
+- Another node would begin them sooner, since it joined late or has ended its share. It is given what it begins until the next look.
+- Spread tasks, or tasks that prefer labels, wait on a node that has ended none of this home's tasks for two seconds: they come back, and
+  are placed as if without a strategy.
+
+For these last reasons each attempt comes back once, however many nodes join.
 
 Or the executor returns them (``Reclaimed``), with a reason:
 
@@ -20,8 +23,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from heapq import nlargest
+from itertools import islice
 
-from zfabric.machines.common.resources import covers
+from zfabric.machines.common.resources import count_fitting, covers
 from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.due import CROWDED, RECLAIMING
 from zfabric.machines.local_scheduler.nodes.delegations import Delegations
@@ -31,13 +36,17 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
-from zfabric.protocol.options import only_prefers
+from zfabric.protocol.options import accepts, only_prefers
 
 RECLAIMED_MOST = 256
-"""Tasks reclaimed at once for this node: more than a node runs while messages are under way."""
+"""Tasks reclaimed at once: more than a node runs while messages are under way."""
 RECALL_SECONDS = 2.0
 """How long a node may end none of this home's tasks before ``_recall``; it may first have to start workers, so twice ``when.STAY_SECONDS``.
 """
+LOOK_SECONDS = 0.05
+"""Between looks whether other nodes would begin sooner what waits at a node: half as long as a heartbeat may be old."""
+DONORS_MOST = 4
+"""Nodes whose tasks a look examines, until some can move: those of a node may be bound to it."""
 PATIENCE = 0.2
 """How long room may be lacking: many actors end soon, and global schedulers are informed by then (``heartbeats.EVERY``)."""
 
@@ -50,7 +59,11 @@ class Reclaiming:
         self.outcomes = outcomes
         self.delegations = delegations
         self._asked = b""
-        """The node that was asked for tasks for this node and has not answered."""
+        """The node that was asked for tasks and has not answered."""
+        self._look_at: float | None = None
+        """When to look whether tasks should move; None while none waits at another node."""
+        self._delegated = -1
+        """Tasks given to other nodes when the last look was planned; -1 if it found some waiting. A look is due whenever they differ."""
 
     def begin_anew(self, node: NodeRecord) -> None:
         """Expect no answer of a node with a new daemon."""
@@ -66,23 +79,38 @@ class Reclaiming:
                 self._recall(node)
         if self._asked not in self.tables.nodes:
             self._reclaim_for_this_node()
+        if self._look_at is not None and now >= self._look_at:
+            self._look_at = None
+            if any(map(self._count_waiting, self.tables.nodes.values())):
+                self._delegated = -1
+                if self._asked not in self.tables.nodes:
+                    self._reclaim_for_others()
+        if self._look_at is None and self.tables.counts["delegated"] != self._delegated:
+            self._delegated = self.tables.counts["delegated"]
+            self._look_at = now + LOOK_SECONDS
+            self.tables.deadlines.note(RECLAIMING, self._look_at)
 
     def next_deadline(self) -> float | None:
-        """When tasks that may run on any other node are recalled from one, unless it ends one before."""
-        preferring = self.delegations.preferring
-        return min(preferring.values()) + RECALL_SECONDS if preferring and self.tables.nodes else None
+        """When tasks that may run on any other node are recalled from one, unless it ends one before, or the next look is due."""
+        if not self.tables.nodes:
+            return None
+        due = [] if self._look_at is None else [self._look_at]
+        if self.delegations.preferring:
+            due.append(min(self.delegations.preferring.values()) + RECALL_SECONDS)
+        return min(due, default=None)
 
     def _recall(self, node: NodeRecord) -> None:
         """Reclaim a node's tasks that may run anywhere, and drop their strategy."""
         found = list(filter(self._may_run_anywhere, node.inflight.values()))
         for task in found:
             task.facts().demand_queue = self.tables.queue_like(self.tables.queue_of(task), ())
+            task.facts().moved = task.attempt
         self._reclaim(node, found)
 
     def _may_run_anywhere(self, task: TaskRecord) -> bool:
         """Whether a task only prefers a place. Actors stay, and so does what may wait for copies of large inputs."""
         strategy = self.tables.queue_of(task).strategy
-        if task.state != ASSIGNED or task.function.actor is not None or not strategy or not only_prefers(strategy):
+        if not self._may_move(task) or task.function.actor is not None or not strategy or not only_prefers(strategy):
             return False
         return not self.outcomes.reads_large(task)
 
@@ -114,6 +142,57 @@ class Reclaiming:
                 found.append(task)
         return found[::-1]
 
+    def _reclaim_for_others(self) -> None:
+        """Reclaim what other nodes would begin sooner from one of the nodes that have most waiting."""
+        nodes = [node for node in self.tables.nodes.values() if node.inflight and node.is_ready and not node.draining]
+        for donor in nlargest(DONORS_MOST, nodes, key=self._count_waiting):
+            if tasks := self._movable(donor):
+                self._asked = donor.token
+                self._reclaim(donor, tasks)
+                return
+
+    def _movable(self, donor: NodeRecord) -> list[TaskRecord]:
+        """The last tasks of a node that others would begin sooner. None of these attempts moves again."""
+        rooms: dict[ShapeQueue, int] = {}
+        found: list[TaskRecord] = []
+        for task in islice(reversed(donor.inflight.values()), min(RECLAIMED_MOST, self._count_waiting(donor))):
+            queue = self.tables.queue_of(task)
+            if queue not in rooms:
+                rooms[queue] = sum(count for _, count in self._receivers(donor, task))
+            if rooms[queue] > 0 and self._may_move(task):
+                rooms[queue] -= 1
+                task.facts().moved = task.attempt
+                found.append(task)
+        return found[::-1]
+
+    def _count_waiting(self, node: NodeRecord) -> int:
+        return len(node.inflight) - self.tables.begun_at(node)
+
+    def _may_move(self, task: TaskRecord) -> bool:
+        """Whether another node may run a task that was given to one, and this attempt was not moved before."""
+        if task.state != ASSIGNED or self.outcomes.reads_elsewhere(task):
+            return False
+        return task.rare is None or task.rare.moved != task.attempt
+
+    def _receivers(self, donor: NodeRecord, like: TaskRecord) -> list[tuple[NodeRecord, int]]:
+        """Nodes that would begin tasks like this one sooner than the node that has it, and how many each until the next look."""
+        queue = self.tables.queue_of(like)
+        if queue.only or queue.group is not None:
+            return []
+        turns = 1.0 + (LOOK_SECONDS / like.function.mean if like.function.mean else 0.0)
+        own = count_fitting(donor.resources, queue.demand, 0)
+        found = []
+        for node in self.tables.nodes.values():
+            slots = count_fitting(node.resources, queue.demand, 0)
+            if slots and node is not donor and self._takes(node, queue):
+                level = (len(donor.inflight) * slots - len(node.inflight) * own) // (own + slots)
+                count = min(level, int(slots * turns) - len(node.inflight))
+                found += [(node, count)] if count > 0 else []
+        return found
+
+    def _takes(self, node: NodeRecord, queue: ShapeQueue) -> bool:
+        return node.is_ready and not node.draining and queue.demand not in node.full and accepts(node.labels, queue.strategy)
+
     def _reclaim(self, node: NodeRecord, tasks: list[TaskRecord]) -> None:
         for task_ids in batches(task.id for task in tasks):
             self.tables.send_to_node(node.token, m.Reclaim(task_ids))
@@ -133,7 +212,11 @@ class Reclaiming:
         else:
             self._asked = b""
             node.reclaimable |= bool(tasks)
+        dealt = {queue: task for task in tasks if not message.reason and (queue := self.tables.queue_of(task)).away}
+        receivers = [(queue, *each) for queue, task in dealt.items() for each in self._receivers(node, task)]
         self.outcomes.give_back(tasks)
+        for queue, receiver, count in receivers:  # Dealt out evenly, half of them would return to where they were.
+            self.delegations.give(queue, receiver, count, now)
         self.tables.counts["reclaimed"] += len(tasks)
 
 
