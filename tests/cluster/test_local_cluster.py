@@ -31,7 +31,7 @@ from zfabric.cli.main import program
 from zfabric.runtime.connect import await_registered
 from zfabric.runtime.keys import read_keys, read_server_pair
 from zfabric.runtime.session import Session, find_sessions
-from zfabric.util import state
+from zfabric.util import placement_group, remove_placement_group, state
 from zfabric.util.scheduling_strategies import In, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy
 
 LEASE = 2.0
@@ -534,6 +534,29 @@ def test_status_logs_and_timeline_are_of_all_nodes(driver: zf.LocalCluster, tmp_
     ran = [names[event["pid"]] for event in events if event["ph"] == "X" and event["name"].endswith("where")]
     assert {name.split()[1] for name in ran} == {"node1", "node2"}
     assert "attempts" in shown("timeline", "--address", driver.address, "-o", str(path))
+
+
+def test_the_demand_of_a_cluster_has_what_waits_for_resources_alone(driver: zf.LocalCluster) -> None:
+    gadget = zf.remote(resources={"gadget": 1})(max)
+    refs = [gadget.remote(1, 2) for _ in range(3)]
+    refs.append(zf.remote(max).remote(refs[0], 1))  # It waits for a value.
+    refs.append(zf.remote(max).options(scheduling_strategy=NodeLabelSchedulingStrategy(hard={"zone": In("a", "b")})).remote(1, 2))
+    group = placement_group([{"CPU": 4}, {"CPU": 1}], strategy="SPREAD")
+    run_on_both(driver)
+
+    def found() -> Any:
+        return json.loads(shown("status", "--json", "--address", driver.address))
+
+    (first, second), (pending,) = found()["demand"], found()["pending_groups"]
+    assert first.pop("oldest_seconds") > 0.0
+    assert first == {"resources": {"CPU": 1.0, "gadget": 1.0}, "labels": {}, "ready": 3, "mean_seconds": None, "placeable": "never"}
+    assert (second["ready"], second["labels"], second["placeable"]) == (1, {"zone": {"in": ["a", "b"]}}, "never")
+    assert [each["resources"] for each in pending["bundles"]] == [{"CPU": 4.0}, {"CPU": 1.0}]
+    eventually(lambda: found()["nodes"][1]["idle_seconds"] > 0.0, "the second node is idle")
+    assert found()["nodes"][0]["idle_seconds"] == 0.0, "a program is connected there"
+    for ref in refs:
+        zf.cancel(ref)
+    remove_placement_group(group)
 
 
 def test_a_task_on_another_node_is_listed_there_and_its_stack_is_shown(driver: zf.LocalCluster, tmp_path: Path) -> None:

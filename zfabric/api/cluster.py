@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from string import hexdigits
 from typing import Any
@@ -13,6 +14,7 @@ from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef, owner_of
 from zfabric.protocol.ids import FIRST_INDEX, OBJECT_BYTES, TASK_BYTES, object_id
 from zfabric.protocol.names import check_length, is_text, matcher
+from zfabric.protocol.options import NODE_ID, accepts
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
 
@@ -63,6 +65,45 @@ def _identified(client: ClientInterface, text: str) -> bytes:
         return b""
     of_value = task and index.isdecimal() and int(index) < FIRST_INDEX["p"] - FIRST_INDEX["c"]
     return object_id(calls[0], FIRST_INDEX["c"] + int(index)) if of_value else calls[0]
+
+
+def demand_of(parts: list[dict[str, Any]], statuses: list[dict[str, Any]], labels: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """Combine what each home waits for, as a program reads it that adds nodes.
+
+    ``parts`` answer the query "demand", ``statuses`` "statuses"; ``labels`` are of nodes, by id. A row of "demand" has "resources",
+    "labels", "ready" (tasks that lack nothing but resources), "oldest_seconds" since the submission of the oldest, "mean_seconds" (None
+    if none has ended) and "placeable": "yes" if a node has room, "busy" if one has as much, else "never". "pending_groups" have the
+    bundles that are not reserved.
+
+    >>> row = {"resources": {"CPU": 2.0}, "labels": {}, "ready": 3, "oldest_seconds": 1.5, "mean_seconds": None}
+    >>> status = {"node": "01", "resources": {"CPU": 2.0}, "available": {"CPU": 1.0}}
+    >>> demand_of([{"demand": [row], "pending_groups": []}], [status], {})["demand"][0]["placeable"]
+    'busy'
+    """
+    shapes: dict[str, dict[str, Any]] = {}
+    for row in [row for part in parts for row in part["demand"]]:
+        known = shapes.setdefault(json.dumps((row["resources"], row["labels"]), sort_keys=True), row)
+        if known is not row:
+            known["ready"] += row["ready"]
+            known["oldest_seconds"] = max(known["oldest_seconds"], row["oldest_seconds"])
+            known["mean_seconds"] = row["mean_seconds"] if known["mean_seconds"] is None else known["mean_seconds"]
+    for row in shapes.values():
+        row["placeable"] = _placeable(row["resources"], row["labels"], statuses, labels)
+    return {"demand": list(shapes.values()), "pending_groups": [group for part in parts for group in part["pending_groups"]]}
+
+
+def _placeable(
+    demand: dict[str, float],
+    required: dict[str, dict[str, list[str]]],
+    statuses: list[dict[str, Any]],
+    labels: dict[str, dict[str, str]],
+) -> str:
+    """Whether a node has room for a task ("yes"), could run it if it were idle ("busy"), or none could ("never")."""
+    terms = [("hard", label, operator, tuple(values)) for label, each in required.items() for operator, values in each.items()]
+    able = [each for each in statuses if accepts({**labels.get(each["node"], {}), NODE_ID: each["node"]}, terms)]
+    if any(all(each["available"].get(name, 0.0) >= amount for name, amount in demand.items()) for each in able):
+        return "yes"
+    return "busy" if any(all(each["resources"].get(name, 0.0) >= amount for name, amount in demand.items()) for each in able) else "never"
 
 
 def cancel_by_id(client: ClientInterface, task_id: bytes, force: bool = False, recursive: bool = True) -> dict[str, str] | None:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from zfabric.adapters.journal import Journal
+from zfabric.api.cluster import demand_of
 from zfabric.cli.options import Seconds, WholeNumber, address_option, cluster_options, json_option
 from zfabric.cli.output import amount, console, echo, node_amounts, print_json, print_table
 from zfabric.cli.sessions import about, chosen_session, connected
@@ -465,9 +466,11 @@ def status(address: str | None, as_json: bool) -> None:
     with connected(session) as client:
         found = client.query("status")
         nodes = client.query("statuses") if session.membership() is not None else []
+        labels = {each["node"]: each["labels"] for each in client.query("nodes")} if as_json else {}
+        demand = demand_of(client.query("demand"), nodes or [found], labels) if as_json else {}
     description = session.describe()
     if as_json:
-        print_json(_document(session, description, found, nodes))
+        print_json(_document(session, description, {**found, **demand}, nodes))
     else:
         _print_status(session, description, found, nodes)
 

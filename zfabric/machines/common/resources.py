@@ -168,6 +168,11 @@ def count_fitting(total: Mapping[str, int], demand: Demand, of_nothing: int) -> 
     return min((total.get(name, 0) // amount for name, amount in demand if amount > 0), default=of_nothing)
 
 
+def amounts(demand: Demand) -> dict[str, float]:
+    """A demand in units rather than in 1/10,000."""
+    return {name: amount / RESOURCE_UNIT for name, amount in demand}
+
+
 def describe(demand: Demand) -> str:
     """A demand as text, such as "1 CPU, 2.0 GiB memory"."""
     return ", ".join(quantity(name, amount / RESOURCE_UNIT) for name, amount in demand) or "nothing"

@@ -301,7 +301,7 @@ class LocalScheduler:
         self.group_tasks = GroupTasks(self.tables, self.outcomes, self.delegations)
         self.reclaiming = Reclaiming(self.tables, self.outcomes, self.delegations)
         self.returns = Returns(self.tables, self.outcomes, self.placement)
-        self.draining = Draining(self.tables, self.borrowing, self.returns, self.actors, self.guests, self.groups)
+        self.draining = Draining(self.tables, self.borrowing, self.returns, self.actors, self.guests, self.groups, self.workers)
         self.key_requests = KeyRequests(self.tables, self.requests)
         self.cluster_queries = ClusterQueries(self.tables, self.requests, node)
         self.failover = Failover(
@@ -407,6 +407,7 @@ class LocalScheduler:
             self.groups,
             self.guest_logs.read,
             self.draining.drain,
+            self.draining.idle_seconds,
             self.stopping,
             self.sampling,
             self.statistics,
@@ -542,6 +543,7 @@ class LocalScheduler:
             self.logs.acknowledge()
         if not self._node_written:
             self._write_node()
+            self.draining.begin(now)
         if self._flush_at is None or now >= self._flush_at:
             self._flush_rows(now)
         self.heartbeats.end_of_turn(now)

@@ -249,8 +249,7 @@ class Membership:
         self.rejoining.dead(message.pid, now)
 
     def _remove(self, worker: WorkerRecord, now: float) -> None:
-        self.tables.workers.pop(worker.token, None)
-        self.tables.by_pid.pop(worker.pid, None)
+        self.workers.remove(worker, now)
         job = worker.job
         if worker.process is None and self.tables.store_address is not None:
             self.tables.send(self.tables.store_address, m.ProcessGone(worker.token))  # The store refuses its late messages.

@@ -24,6 +24,7 @@ from zfabric.machines.local_scheduler.nodes.placement.back import Returns
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
 from zfabric.machines.local_scheduler.records import DONE, IDLE, PROBE, AnyObject, JobRecord
 from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import DRAINED, EndNode
 from zfabric.protocol.ids import Address
@@ -37,7 +38,14 @@ class Draining:
     """The drain of this node, and requests of nodes that are drained."""
 
     def __init__(
-        self, tables: Tables, borrowing: Borrowing, returns: Returns, actors: ActorDirectory, guests: Guests, groups: Groups
+        self,
+        tables: Tables,
+        borrowing: Borrowing,
+        returns: Returns,
+        actors: ActorDirectory,
+        guests: Guests,
+        groups: Groups,
+        workers: WorkerPool,
     ) -> None:
         self.tables = tables
         self.borrowing = borrowing
@@ -45,12 +53,13 @@ class Draining:
         self.actors = actors
         self.guests = guests
         self.groups = groups
+        self.workers = workers
         self.look_at: float | None = 0.0 if tables.config.node_idle_seconds else None
         """When to look next whether this node is idle; None if it stays then."""
         if self.look_at is not None:
             tables.deadlines.note(IDLENESS, self.look_at)
         self._busy_at = 0.0
-        """The last look at which this node was not idle."""
+        """The last look at which this node was not idle; before the first, when it began."""
         self._ended = False
         self._asked: set[bytes] = set()
         self._unanswered: dict[bytes, tuple[bytes, int]] = {}
@@ -62,6 +71,10 @@ class Draining:
         """Own values that others have copied."""
         self.wanted: dict[bytes, bytes] = {}
         """Values to copy for nodes that are drained: the node, by object."""
+
+    def begin(self, now: float) -> None:
+        """Note when this node began: it has been idle since then at the longest."""
+        self._busy_at = now
 
     def drain(self, now: float, force: bool = False, at_once: bool = False) -> dict[str, Any]:
         """Begin to drain this node, or report how far that is. Raises ValueError if refused.
@@ -93,20 +106,26 @@ class Draining:
         """Begin to drain this node once it has been idle for ``node_idle_seconds``."""
         if self.look_at is None or now < self.look_at:
             return
-        patience = self.tables.config.node_idle_seconds
+        tables, patience = self.tables, self.tables.config.node_idle_seconds
         self.look_at = now + min(LOOK_SECONDS, patience / 4)
-        if not self._is_idle():
+        if not (tables.nodes and tables.head != tables.node and self._is_idle()):
             self._busy_at = now
-        elif now >= patience + max([self._busy_at, *(worker.idle_since for worker in self.tables.workers.values())]):
+        elif now >= patience + self._idle_since():
             self.look_at = None
             self.drain(now)
 
+    def idle_seconds(self, now: float) -> float:
+        """For how long this node has done nothing; 0 while it does something, or a program is connected."""
+        return max(0.0, now - self._idle_since()) if self._is_idle() else 0.0
+
+    def _idle_since(self) -> float:
+        ends = (worker.idle_since for worker in self.tables.workers.values())
+        return max([self._busy_at, self.workers.last_removed, *ends])
+
     def _is_idle(self) -> bool:
-        """Whether this node has joined and does nothing for anybody. Values do not count: others copy them."""
+        """Whether this node does nothing for anybody. Values do not count: others copy them."""
         tables = self.tables
-        if not tables.nodes or tables.head == tables.node or tables.recovering or tables.bundles or self._actors():
-            return False
-        if any(worker.state != IDLE for worker in tables.workers.values()):
+        if tables.recovering or tables.bundles or self._actors() or any(worker.state != IDLE for worker in tables.workers.values()):
             return False
         return not self._tasks() and not any(job.driver for job in tables.jobs.values() if not job.home and not job.ended)
 

@@ -49,6 +49,7 @@ class ClusterQueries:
             "objects": self._objects,
             "locate": self._located,
             "workers": self._rows,
+            "demand": self._rows,
             "functions": self._functions,
             "failures": self._rows,
             "actors": self._actors,

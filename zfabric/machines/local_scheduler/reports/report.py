@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
-from zfabric.machines.common.resources import ResourcePool
+from zfabric.machines.common.resources import ResourcePool, amounts
 from zfabric.machines.common.tables import TABLES
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
@@ -33,6 +33,7 @@ from zfabric.machines.local_scheduler.records import (
     WorkerRecord,
 )
 from zfabric.machines.local_scheduler.reports.actor_report import ActorReports, state_of, title, watches, watches_job
+from zfabric.machines.local_scheduler.reports.demand import DemandReport
 from zfabric.machines.local_scheduler.reports.diagnoses import Diagnoses, object_row, running_since, running_task
 from zfabric.machines.local_scheduler.reports.neighbours import Neighbourhood
 from zfabric.machines.local_scheduler.reports.sampling import Sampling
@@ -44,7 +45,7 @@ from zfabric.protocol.ids import CLIENT, CONTROL, OBJECT_BYTES, TASK_BYTES, Addr
 from zfabric.protocol.messages import ERROR, OK
 from zfabric.protocol.messages.queries import LIST_LIMIT, TASK_STATES
 from zfabric.protocol.names import JOB_RUNNER, matcher
-from zfabric.protocol.options import NODE_ID, RESOURCE_UNIT, STORE_MEMORY, Demand
+from zfabric.protocol.options import NODE_ID, STORE_MEMORY
 
 PAGE_MAX = 1000
 """Rows of the control store per answer."""
@@ -83,6 +84,7 @@ class Reports:
         groups: Groups,
         read_log: Callable[..., None],
         drain: Callable[..., Any],
+        idle_seconds: Callable[[float], float],
         stopping: Stopping,
         sampling: Sampling,
         statistics: Callable[[], Mapping[str, float]],
@@ -95,6 +97,7 @@ class Reports:
         self.actors = actors
         self.actor_reports = ActorReports(tables, actors, logs)
         self.diagnoses = Diagnoses(tables, pool, actors, self.actor_reports, deadlocks)
+        self._idle_seconds = idle_seconds
         self.stopping = stopping
         self._statistics = statistics
         self._reports: dict[str, Callable[..., Any]] = {
@@ -107,6 +110,7 @@ class Reports:
             "actors": self._actors,
             "status": self._status,
             "statuses": lambda now: [self._status(now)],
+            "demand": lambda now: [DemandReport(tables, self.diagnoses).report(now)],
             "clock": lambda now: now,
             "latencies": lambda now: tables.latencies.take(now),
             "measure calls": self._measure_calls,
@@ -442,6 +446,7 @@ class Reports:
             "statistics": dict(self._statistics()),
             "store": {},
             "copied_bytes": sum(self.tables.copied_bytes.values()),
+            "idle_seconds": self._idle_seconds(now),
             "recovering": self.tables.recovering,
         }
 
@@ -614,11 +619,6 @@ def _take_used(available: dict[str, float], store: Mapping[str, float]) -> None:
     """Subtract what the object store has in use."""
     if STORE_MEMORY in available:
         available[STORE_MEMORY] = max(0.0, available[STORE_MEMORY] - store["used"] - store["granted"])
-
-
-def amounts(demand: Demand) -> dict[str, float]:
-    """A demand in units rather than in 1/10,000."""
-    return {name: amount / RESOURCE_UNIT for name, amount in demand}
 
 
 def _progress(job: JobRecord, function: FunctionRecord, waiting: int, running: int) -> dict[str, Any]:

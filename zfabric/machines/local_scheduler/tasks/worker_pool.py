@@ -23,7 +23,15 @@ class WorkerPool:
         """Queues of delegated tasks for which no worker may start, by token: as many as may be are blocked."""
         self.trim_at: float | None = None
         """When workers that are not needed are to be ended; None if there are none."""
+        self.last_removed = 0.0
+        """When the last worker that has exited was removed."""
         self.cpus = max(1, -(-pool.total.get("CPU", RESOURCE_UNIT) // RESOURCE_UNIT))
+
+    def remove(self, worker: WorkerRecord, now: float) -> None:
+        """Remove a worker that has exited."""
+        self.tables.workers.pop(worker.token, None)
+        self.tables.by_pid.pop(worker.pid, None)
+        self.last_removed = now
 
     def idle_for(self, queue: ShapeQueue) -> WorkerRecord | None:
         """An idle worker for ``queue``: of its job and environment, or fresh.
