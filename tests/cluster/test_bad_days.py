@@ -21,12 +21,10 @@ import zfabric as zf
 
 CASES = (
     ("puts", "kill_node"),
-    ("recursion", "kill_node"),
     ("wait_loop", "kill_two_nodes"),
     ("parameter_server", "kill_worker"),
     ("arrays", "kill_agent"),
     ("nested", "kill_daemon"),
-    ("parameter_server", "kill_head_daemon"),
     ("streams", "kill_head_daemon"),
     ("shuffle", "pause_node"),
     ("actors_elsewhere", "kill_daemon"),
@@ -37,7 +35,7 @@ CASES = (
     ("wait_loop", "cut_off"),
     ("chain", "flap"),
     ("shuffle", "reset"),
-    ("nested", "slow"),
+    ("recursion", "slow"),
     ("arrays", "thin"),
     ("arrays", "dead_data_path"),
     ("squares", "replace_nodes"),

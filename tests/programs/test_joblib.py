@@ -41,7 +41,6 @@ MILLION = 1_000_000
 
 
 shared = one_cluster()
-"""One cluster, and joblib's registry as it was."""
 
 
 @pytest.fixture
