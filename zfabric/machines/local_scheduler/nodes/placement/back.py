@@ -179,14 +179,14 @@ class Reclaiming:
         queue = self.tables.queue_of(like)
         if queue.only or queue.group is not None:
             return []
-        turns = 1.0 + (LOOK_SECONDS / like.function.mean if like.function.mean else 0.0)
+        rounds = 1.0 + (LOOK_SECONDS / like.function.mean if like.function.mean else 0.0)
         own = count_fitting(donor.resources, queue.demand, 0)
         found = []
         for node in self.tables.nodes.values():
             slots = count_fitting(node.resources, queue.demand, 0)
             if slots and node is not donor and self._takes(node, queue):
                 level = (len(donor.inflight) * slots - len(node.inflight) * own) // (own + slots)
-                count = min(level, int(slots * turns) - len(node.inflight))
+                count = min(level, int(slots * rounds) - len(node.inflight))
                 found += [(node, count)] if count > 0 else []
         return found
 
