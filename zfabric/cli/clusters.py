@@ -23,7 +23,7 @@ from zfabric.exceptions import ConnectionLostError, FabricError, NodeDiedError
 from zfabric.protocol.messages.queries import PENDING_STATES
 from zfabric.protocol.names import is_text
 from zfabric.protocol.options import MEMORY, is_shared
-from zfabric.protocol.wording import amount_text, size, span
+from zfabric.protocol.wording import amount_text, counted, size, span
 from zfabric.runtime.connect import PRELOAD_SECONDS, REGISTER_SECONDS, attach, await_registered, drain_node, node_resources
 from zfabric.runtime.foreground import GRACE_SECONDS, Notified, notified, plain, run_until_end
 from zfabric.runtime.launch import Launched, launch
@@ -466,18 +466,24 @@ def status(address: str | None, as_json: bool) -> None:
     with connected(session) as client:
         found = client.query("status")
         nodes = client.query("statuses") if session.membership() is not None else []
+        kinds = client.query("autoscaler") if nodes else []
         labels = {each["node"]: each["labels"] for each in client.query("nodes")} if as_json else {}
         demand = demand_of(client.query("demand"), nodes or [found], labels) if as_json else {}
     description = session.describe()
     if as_json:
-        print_json(_document(session, description, {**found, **demand}, nodes))
+        print_json(_document(session, description, {**found, **demand}, nodes, kinds))
     else:
         _print_status(session, description, found, nodes)
+        for kind in kinds:
+            echo(f"autoscaler    {counted(kind['nodes'], 'node')} of kind {kind['name']!r} joined; {kind['summary']}")
 
 
-def _document(session: Session, description: dict[str, Any], found: dict[str, Any], nodes: list[dict[str, Any]]) -> dict[str, Any]:
+def _document(
+    session: Session, description: dict[str, Any], found: dict[str, Any], nodes: list[dict[str, Any]], kinds: list[dict[str, Any]]
+) -> dict[str, Any]:
     return {
         **({"nodes": nodes} if nodes else {}),
+        **({"autoscaler": kinds} if kinds else {}),
         "session": session.directory,
         "kind": description["kind"],
         "created": description["created"],

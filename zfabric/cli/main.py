@@ -44,6 +44,7 @@ SECTIONS: tuple[tuple[str, tuple[CommandEntry, ...]], ...] = (
             CommandEntry("up", "remote", "Start a cluster on machines that you reach by ssh."),
             CommandEntry("down", "remote", "Stop a cluster that `zfabric up` has started."),
             CommandEntry("exec", "remote", "Run a command on the head of a cluster, by ssh."),
+            CommandEntry("autoscale", "autoscale", "Add nodes while tasks wait for room."),
             CommandEntry("keys", "keys", "Make, show and revoke the keys with which nodes join a cluster."),
             CommandEntry("sessions", "sessions", "List running clusters, and ended ones with retained logs."),
         ),

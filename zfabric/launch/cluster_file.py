@@ -16,16 +16,20 @@ import json
 import os
 import re
 import stat
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from zfabric.config import size_of
 from zfabric.exceptions import ConfigError, OptionError
+from zfabric.launch.policy import NodeKind
 from zfabric.machines.common.resources import demand_of
 
 FILE_BYTES_MAX = 2**20
 """Most bytes of a cluster file: a thousand hosts take 20 KB."""
+SECONDS_MAX = 10**7
+"""Longest time that ``zfabric start`` takes."""
 PYTHON = "python3"
 """Python on each machine, unless the file names another one."""
 
@@ -70,6 +74,33 @@ class ClusterFile(NamedTuple):
         return (self.head, *self.nodes)
 
 
+class KindEntry(NamedTuple):
+    """A kind of nodes, and how one is got."""
+
+    kind: NodeKind
+    provider: str
+    python: str
+    options: tuple[str, ...]
+    """Options of ``zfabric start``."""
+    sbatch: tuple[str, ...]
+    submit: str
+    states: str
+    cancel: str
+
+
+class ScalingFile(NamedTuple):
+    """What ``zfabric autoscale`` takes from a cluster file."""
+
+    path: str
+    name: str
+    before: tuple[str, ...]
+    address: str
+    """Where nodes join, or "": at the head of the cluster that runs here."""
+    key_file: str
+    """The key file of each machine, or "": at the path that the head was started with."""
+    kinds: tuple[KindEntry, ...]
+
+
 class FileKey(NamedTuple):
     """What a key of the file may hold."""
 
@@ -83,14 +114,7 @@ class FileKey(NamedTuple):
 
 def read_cluster_file(path: str) -> ClusterFile:
     """Read a cluster file. Raises ConfigError if it cannot be read, others can write it, or it has something wrong."""
-    try:
-        document = tomllib.loads(_content(path))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"cannot read the cluster file {path}: {error.strerror}") from None
-    _check_names(path, "the file", document, ("cluster", "head", "nodes"))
-    cluster = _section(path, "[cluster]", document.get("cluster"), CLUSTER_KEYS, ("name",))
+    document, cluster = _begun(path)
     python = cluster.get("python", PYTHON)
     head = _section(path, "[head]", document.get("head"), HEAD_KEYS, ("host",))
     groups = document.get("nodes", [])
@@ -115,6 +139,75 @@ def read_cluster_file(path: str) -> ClusterFile:
     if twice is not None:
         raise ConfigError(f"{path}: the host {twice!r} is there twice: write it once, since each host has one node")
     return made
+
+
+def read_scaling_file(path: str) -> ScalingFile:
+    """Read the kinds of nodes of a cluster file, for ``zfabric autoscale``. Raises ConfigError as ``read_cluster_file`` does."""
+    document, cluster = _begun(path)
+    kinds = document.get("kinds", [])
+    if not isinstance(kinds, list) or not kinds:
+        raise ConfigError(f'{path} has no [[kinds]]: write [[kinds]] with name = "small", provider = "slurm", max = 8, num_cpus = 4')
+    entries = []
+    for number, found in enumerate(kinds, 1):
+        title = f"[[kinds]] {number}:" if len(kinds) > 1 else "[[kinds]]"
+        entries.append(_kind(path, title, _section(path, title, found, KIND_KEYS, ("name", "provider", "max", "num_cpus")), found, cluster))
+    names = [entry.kind.name for entry in entries]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{path}: the kind {twice!r} is there twice: choose another name")
+    return ScalingFile(
+        path,
+        cluster["name"],
+        cluster.get("before", ()),
+        cluster.get("address", ""),
+        os.path.expanduser(cluster.get("key_file", "")),
+        tuple(entries),
+    )
+
+
+def _kind(path: str, title: str, section: Mapping[str, Any], found: Mapping[str, Any], cluster: Mapping[str, Any]) -> KindEntry:
+    """A kind of nodes. ``found`` has its values as they stand in the file."""
+    provider = section["provider"]
+    for key, needs in PROVIDER_KEYS.items():
+        if key in section and provider != needs:
+            raise ConfigError(f"{path}: {title} {key} is for provider = {_shown(needs)}, and the provider is {_shown(provider)}")
+        if key not in section and provider == needs == "command":
+            raise ConfigError(f"{path}: {title} has no {key}: write {key} = {KIND_KEYS[key].example}")
+    least, most = section.get("min", 0), section["max"]
+    if least > most:
+        raise ConfigError(f"{path}: {title} min is {least}, which is more than max, {most}")
+    memory = size_of(str(found["memory"])) if "memory" in found else None
+    demand = demand_of(found["num_cpus"], found.get("num_gpus"), found.get("resources"), memory)
+    times = {option: section.get(key, (usual,)) for key, (option, usual) in KIND_TIMES.items()}
+    options = [f"{option}={text}" for option, (text,) in times.items()]
+    options += [
+        f"{KIND_KEYS[key].option}={text}"
+        for key, texts in section.items()
+        if KIND_KEYS[key].option and key not in KIND_TIMES
+        for text in texts
+    ]
+    return KindEntry(
+        NodeKind(section["name"], dict(demand), found.get("labels", {}), least, most),
+        provider,
+        section.get("python") or cluster.get("python") or sys.executable,
+        tuple(options),
+        section.get("sbatch", ()),
+        section.get("submit", ""),
+        section.get("states", ""),
+        section.get("cancel", ""),
+    )
+
+
+def _begun(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The file's content, and its section [cluster], parsed. Raises ConfigError."""
+    try:
+        document = tomllib.loads(_content(path))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the cluster file {path}: {error.strerror}") from None
+    _check_names(path, "the file", document, ("cluster", "head", "nodes", "kinds"))
+    return document, _section(path, "[cluster]", document.get("cluster"), CLUSTER_KEYS, ("name",))
 
 
 def _content(path: str) -> str:
@@ -226,6 +319,35 @@ def _network(value: Any) -> Network:
         raise ValueError("a network with the length of its prefix, whose other bits are zero") from None
 
 
+def _number(minimum: int) -> Callable[[Any], int]:
+    parse = _whole(minimum)
+    return lambda value: int(parse(value)[0])
+
+
+def _seconds(value: Any) -> tuple[str, ...]:
+    if type(value) not in (int, float) or not 0 < value <= SECONDS_MAX:
+        raise ValueError(f"a time in seconds, above 0 and up to {SECONDS_MAX:,.0f}")
+    return (f"{value:g}",)
+
+
+def _command(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise ValueError("a shell command")
+    return value
+
+
+def _provider(value: Any) -> str:
+    if value not in ("local", "slurm", "command"):
+        raise ValueError('"local", "slurm" or "command"')
+    return str(value)
+
+
+def _address(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"tcp://[^\s/]+:\d+", value):
+        raise ValueError("the address of the head")
+    return value
+
+
 def _whole(minimum: int, maximum: int | None = None) -> Callable[[Any], tuple[str, ...]]:
     bounds = f"{minimum:,} or more" if maximum is None else f"from {minimum:,} to {maximum:,}"
 
@@ -277,6 +399,24 @@ CLUSTER_KEYS = {
     "directory": FileKey(_text, '"/srv/project"'),
     "network": FileKey(_network, '"10.0.0.0/24"'),
     "ssh": FileKey(_texts, '["-F", "~/lab/ssh_config"]'),
+    "address": FileKey(_address, '"tcp://head:6790"'),
+    "key_file": FileKey(_text, '"~/.config/zfabric/cluster.key"'),
 }
 HEAD_KEYS = {"host": FileKey(_host, '"node1"'), **_ONE_NODE}
 NODES_KEYS = {"hosts": FileKey(_hosts, '["node2", "node3"]'), **_ONE_NODE}
+PROVIDER_KEYS = {"sbatch": "slurm", "submit": "command", "states": "command", "cancel": "command"}
+"""Keys that only one provider has."""
+KIND_TIMES = {"idle_timeout": ("--idle-timeout", "60"), "wait": ("--wait", "300"), "grace": ("--grace", "25")}
+"""Times of a kind in seconds: options of ``zfabric start``, and their values if the file has none."""
+KIND_KEYS = {
+    "name": FileKey(_cluster_name, '"small"'),
+    "provider": FileKey(_provider, '"slurm"'),
+    "min": FileKey(_number(0), "0"),
+    "max": FileKey(_number(1), "8"),
+    **{key: _ONE_NODE[key] for key in ("python", "num_cpus", "num_gpus", "memory", "object_store_memory", "resources", "labels")},
+    **{key: FileKey(_seconds, usual, option) for key, (option, usual) in KIND_TIMES.items()},
+    "sbatch": FileKey(_texts, '["--partition=short", "--time=2:00:00"]'),
+    "submit": FileKey(_command, "'echo {script} | qsub -N {id} -o {output} -j oe'"),
+    "states": FileKey(_command, "'list-my-jobs'"),
+    "cancel": FileKey(_command, "'qdel {ids}'"),
+}

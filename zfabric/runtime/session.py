@@ -587,14 +587,21 @@ def _has_just_failed(directory: str) -> bool:
 
 
 def started_session(base: str | None = None) -> Session | None:
-    """The latest living session of ``zfabric start``, or its cluster's oldest node here."""
-    started = [session for session in find_sessions(base) if session.outlives_programs()]
+    """The latest living session of ``zfabric start``, or its cluster's oldest node here. One that is still joining comes last."""
+    started = sorted((session for session in find_sessions(base) if session.outlives_programs()), key=_has_joined)
     latest = started[-1] if started else None
     membership = latest.membership() if latest is not None else None
     if membership is None:
         return latest
     of_cluster = (session for session in started if (other := session.membership()) is not None and other.address in membership.addresses)
     return next(of_cluster, latest)
+
+
+def _has_joined(session: Session) -> bool:
+    """Whether a session is a lone node, or has joined its cluster."""
+    with suppress(FabricError):  # Of another version.
+        return session.membership() is not None or session.cluster() is None
+    return True
 
 
 # --- files ------------------------------------------------------------------------------------------------------------------------

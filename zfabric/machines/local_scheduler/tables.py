@@ -36,6 +36,7 @@ from zfabric.machines.local_scheduler.records import (
     TaskRecord,
     WorkerRecord,
 )
+from zfabric.machines.local_scheduler.requested_nodes import RequestedNodes
 from zfabric.machines.local_scheduler.transitions import Transition
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Log, Send
@@ -189,6 +190,7 @@ class Tables:
         self.store_room: int | None = None
         """Free bytes of the object store; None if more than half of it is free."""
         self.latencies = Latencies()
+        self.requested_nodes = RequestedNodes(node)
         self.resident: dict[int, int] = {}
         """Resident bytes of workers, by pid, measured by the shell for a query."""
         self.ended_jobs: deque[JobRecord] = deque(maxlen=ENDED_JOBS_MOST)

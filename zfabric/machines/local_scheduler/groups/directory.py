@@ -170,7 +170,7 @@ class Groups:
         for group in [group for group, due in self._unmet.items() if now >= due]:
             del self._unmet[group]
             if group in self.tables.groups:
-                self._warn(self.tables.groups[group])
+                self._warn(now, self.tables.groups[group])
 
     def next_deadline(self) -> float | None:
         """When nodes are waited for no longer, or a driver is to be warned."""
@@ -232,7 +232,7 @@ class Groups:
         totals = [self.tables.pool.total, *(node.resources for node in self.tables.nodes.values())]
         return next((demand for demand in demands if not any(covers(total, demand) for total in totals)), ())
 
-    def _warn(self, record: GroupRecord) -> None:
+    def _warn(self, now: float, record: GroupRecord) -> None:
         demand = self._beyond_all_nodes(record)
         if not demand:
             return
@@ -243,8 +243,8 @@ class Groups:
             has = describe_node(tuple(sorted(self.tables.pool.total.items())))
             name = f" {record.name!r}" if record.name else ""
             text = (
-                f"a placement group{name} asks one node for {describe(demand)}, which none has "
-                f"(this one has {has}); it stays pending until one joins that does. Ask for less, or add a node that has it."
+                f"a placement group{name} asks one node for {describe(demand)}, which none has (this one has {has}); it stays pending "
+                f"until one joins that does{self.tables.requested_nodes.describe(now, demand)}. Ask for less, or add a node that has it."
             )
             self.tables.send_to_client(driver, m.Notice("warning", text))
 

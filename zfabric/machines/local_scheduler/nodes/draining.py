@@ -110,7 +110,7 @@ class Draining:
         self.look_at = now + min(LOOK_SECONDS, patience / 4)
         if not (tables.nodes and tables.head != tables.node and self._is_idle()):
             self._busy_at = now
-        elif now >= patience + self._idle_since():
+        elif now >= patience + self._idle_since() and not tables.requested_nodes.node_stays(now):
             self.look_at = None
             self.drain(now)
 

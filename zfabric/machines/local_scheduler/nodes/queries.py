@@ -65,6 +65,7 @@ class ClusterQueries:
             "kill": self._first,
             "available_resources": self._sum,
             "statuses": self._statuses,
+            "autoscaler": self._first,
             "clock": self._clocks,
             AT: self._only,
         }

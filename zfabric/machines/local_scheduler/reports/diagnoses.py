@@ -115,7 +115,8 @@ class Diagnoses:
                 reason = "waits for the control store, or for other nodes, and for none of its arguments"
             return Diagnosis(subject, state, reason, tuple(facts))
         if task.state == READY:
-            return Diagnosis(subject, state, self._why_queued(task), tuple(facts))
+            reason = self._why_queued(task) + ("" if now is None else self._requested(task, now))
+            return Diagnosis(subject, state, reason, tuple(facts))
         if task.rare is not None and task.rare.running_on is not None:
             worker = task.rare.running_on
             where, name = ("on node", worker.name) if isinstance(worker, NodeRecord) else ("in worker", str(worker.pid))
@@ -187,6 +188,17 @@ class Diagnoses:
         made = any(not worker.pid and worker.environment == queue.environment for worker in self.tables.workers.values())
         first = ", and the environment that it asks for is being made" if made and queue.environment != NO_ENVIRONMENT else ""
         return f"its resources are free; waits for a worker ({starting} starting, {len(queue)} tasks in its queue){first}"
+
+    def _requested(self, task: TaskRecord, now: float) -> str:
+        """What an autoscaler has requested for a task for which no node has room, as the end of a sentence."""
+        queue = self.tables.queue_of(task)
+        if queue.group is None:
+            has_room = not queue.away and queue.pool.fits(queue.demand)
+            return "" if has_room else self.tables.requested_nodes.describe(now, queue.demand, queue.strategy)
+        known = self.tables.known_groups.get(queue.group.group)
+        places = zip(known.bundles, known.places, strict=True) if known is not None else ()
+        missing = next((demand for demand, place in places if not place), None)
+        return "" if missing is None else self.tables.requested_nodes.describe(now, missing)
 
     def _why_in_group(self, queue: ShapeQueue, term: GroupTerm) -> str:
         known = self.tables.known_groups.get(term.group)

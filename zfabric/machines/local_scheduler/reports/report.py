@@ -129,6 +129,7 @@ class Reports:
             "namespace": self._namespace,
             "groups": self._groups,
             "drain": drain,
+            "autoscaler": self._autoscaler,
             "series": sampling.report,
             "cancel": self._cancel,
             "kill": self._kill,
@@ -448,7 +449,14 @@ class Reports:
             "copied_bytes": sum(self.tables.copied_bytes.values()),
             "idle_seconds": self._idle_seconds(now),
             "recovering": self.tables.recovering,
+            "draining": self.tables.draining,
         }
+
+    def _autoscaler(self, now: float, *report: Any) -> list[dict[str, Any]]:
+        """Take an autoscaler's report, if it comes with one; answer with the last one."""
+        if report:
+            self.tables.requested_nodes.take(now, *report)
+        return self.tables.requested_nodes.rows(now)
 
     def _only_watches(self, job: JobRecord) -> bool:
         """Whether nothing is left of a job but actors that watch jobs."""

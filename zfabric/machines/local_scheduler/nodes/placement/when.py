@@ -102,9 +102,10 @@ class PlacementRequests:
 
     def tick(self, now: float) -> None:
         """Warn drivers of demands that no node meets, once per demand."""
-        for queue in self.tables.queues.values():
+        tables = self.tables
+        for queue in tables.queues.values():
             since = queue.infeasible_since
-            if since is None or queue.warned or now < since + self.tables.config.infeasible_warning:
+            if since is None or queue.warned or now < since + tables.config.infeasible_warning:
                 continue
             task = next((task for task in queue if task.state == READY), None)
             if task is None:
@@ -115,10 +116,11 @@ class PlacementRequests:
                 where = describe_strategy(queue.strategy)
                 text = (
                     f"{task.name} asks for {describe(queue.demand)}{where and ' '}{where}, which no node has "
-                    f"(this one has {describe_node(tuple(sorted(self.tables.pool.total.items())))}); it stays pending until one joins that "
-                    "does. Ask for less, add a node that has it, or set config infeasible='raise' to get an error instead."
+                    f"(this one has {describe_node(tuple(sorted(tables.pool.total.items())))}); it stays pending until one joins that "
+                    f"does{tables.requested_nodes.describe(now, queue.demand, queue.strategy)}. Ask for less, add a node that has it, or "
+                    "set config infeasible='raise' to get an error instead."
                 )
-                self.tables.send_to_client(driver, m.Notice("warning", text))
+                tables.send_to_client(driver, m.Notice("warning", text))
 
     # -- questions --
 

@@ -1,0 +1,353 @@
+"""How many nodes of each kind a cluster needs: the decisions of ``zfabric autoscale``, without I/O and without a clock.
+
+The shell (``autoscaler``) observes the cluster and the jobs that run its nodes, and calls ``ScalingPolicy.turn``. The answer says what to
+submit and what to cancel. Nodes leave by themselves once they are idle (``zfabric start --idle-timeout``), so nothing here ends a node that
+has joined.
+
+A turn places what waits on the nodes that there are, then on those that are coming: jobs whose node has not joined. What is left needs new
+nodes, each of the first kind of the file that can run it and has not reached its maximum. Only tasks that could run now count: a task that
+waits for its arguments is no demand. Tasks that have waited for a moment only, or that the nodes run within ``WORTH_SECONDS``, need no
+further node.
+
+Jobs that end before their node has joined are failures. After ``FAILURES_MOST`` in a row the kind is submitted again only after a pause,
+which doubles each time, and then one job at a time until a node joins. Where the state of jobs is unknown, since the scheduler of jobs does
+not answer, nothing is submitted or cancelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from zfabric.protocol.options import Strategy, accepts
+from zfabric.protocol.scaling import KindReport
+
+PENDING, RUNNING = "pending", "running"
+"""States of jobs. A job that has ended has none."""
+FAILURES_MOST = 3
+"""Jobs of a kind in a row that end before their node has joined, until a pause begins."""
+PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 60.0, 1800.0
+"""The first pause, and the longest."""
+YOUNG_SECONDS = 1.0
+"""How long the oldest task of a shape waits until it is worth a node: a moment in a queue is no lack of nodes."""
+WORTH_SECONDS = 10.0
+"""Work that the nodes that there are do within this time is not worth another node: starting one takes seconds."""
+SURPLUS_SECONDS = 30.0
+"""How long nothing needs a pending job until it is cancelled: demand comes and goes."""
+KIND_LABEL, JOB_LABEL = "zfabric-kind", "zfabric-job"
+"""Labels of a node that a job runs: the name of its kind, and the id of the job."""
+
+Amounts = Mapping[str, int]
+"""Resources by name, in 1/10,000 (``protocol.options.RESOURCE_UNIT``)."""
+Labels = Mapping[str, str]
+
+
+class NodeKind(NamedTuple):
+    """A kind of nodes that can be had."""
+
+    name: str
+    resources: Amounts
+    labels: Labels
+    min: int
+    """Nodes that stay even if they are idle."""
+    max: int
+    """Most jobs at a time, joined or not."""
+
+
+class WaitingWork(NamedTuple):
+    """Tasks of one shape that could run now, or bundles of a placement group."""
+
+    resources: Amounts
+    terms: Strategy
+    """Which labels a node must have."""
+    tasks: int
+    oldest_seconds: float
+    mean_seconds: float | None
+    """How long one runs; None: nobody knows, or for ever."""
+    apart: str = ""
+    """Work with the same text is to be on different nodes: bundles of a group that is spread strictly."""
+
+
+class ObservedNode(NamedTuple):
+    """A living node of the cluster to which work may go."""
+
+    node: str
+    resources: Amounts
+    free: Amounts
+    labels: Labels
+
+
+class Observation(NamedTuple):
+    """What a turn decides on. ``jobs`` has each kind's jobs with their states, or a text that says why they are unknown."""
+
+    work: Sequence[WaitingWork]
+    nodes: Sequence[ObservedNode]
+    jobs: Mapping[str, Mapping[str, str] | str]
+
+    def states(self, kind: str) -> Mapping[str, str] | None:
+        """States of a kind's jobs by id; None if they are unknown."""
+        found = self.jobs[kind]
+        return None if isinstance(found, str) else found
+
+
+class Decision(NamedTuple):
+    """What the shell is to do."""
+
+    submit: Sequence[tuple[str, int]]
+    """Kinds, and how many jobs of each."""
+    cancel: Sequence[tuple[str, tuple[str, ...]]]
+    """Kinds, and the pending jobs of each that nothing needs."""
+    failed: Sequence[tuple[str, str]]
+    """Jobs that have ended before their node joined: (kind, id). The shell finds the reason (``ScalingPolicy.explain``)."""
+    keep: tuple[str, ...]
+    """Nodes that are not to leave although they are idle."""
+    unmet: tuple[WaitingWork, ...]
+    """Work that no node and no kind can run."""
+
+
+class _Job:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        """The place in the order in which all jobs were found."""
+        self.has_joined = False
+        self.surplus_since: float | None = None
+        self.is_cancelled = False
+
+
+class _KindRecord:
+    def __init__(self) -> None:
+        self.jobs: dict[str, _Job] = {}
+        self.failures = 0
+        """Failures since a node has joined."""
+        self.pauses = 0
+        self.paused_until: float | None = None
+        self.reason = ""
+
+    def fail(self, now: float) -> None:
+        """Count a failure. Those of jobs submitted before a pause began do not prolong it."""
+        self.failures += 1
+        if self.failures >= FAILURES_MOST and (self.paused_until is None or now >= self.paused_until):
+            self.paused_until = now + min(PAUSE_SECONDS_MIN * 2**self.pauses, PAUSE_SECONDS_MAX)
+            self.pauses += 1
+
+    def recover(self) -> None:
+        self.failures = self.pauses = 0
+        self.paused_until, self.reason = None, ""
+
+    def room(self, now: float, kind: NodeKind) -> int:
+        """How many jobs may be submitted."""
+        if self.paused_until is None:
+            return max(0, kind.max - len(self.jobs))
+        if now < self.paused_until or any(not job.has_joined for job in self.jobs.values()):
+            return 0
+        return min(1, max(0, kind.max - len(self.jobs)))
+
+
+class _Room:
+    """What a node has left for work, in one turn."""
+
+    def __init__(self, resources: Amounts, free: Amounts, labels: Labels, is_there: bool) -> None:
+        self.resources = resources
+        self.free = dict(free)
+        self.labels = labels
+        self.is_there = is_there
+        self.is_used = False
+        self._apart: set[str] = set()
+
+    def take(self, work: WaitingWork, count: int) -> int:
+        """Place up to ``count`` tasks here; return how many."""
+        if not accepts(self.labels, work.terms) or work.apart in self._apart:
+            return 0
+        turns, count = _turns(work), min(count, 1) if work.apart else count
+        if not work.resources:
+            taken = count
+        else:
+            free = _times(self.free, work.resources)
+            # A running task of the same length makes room soon. If the oldest has waited for longer, something else is in the way.
+            soon = 0
+            if self.is_there and work.oldest_seconds < WORTH_SECONDS:
+                soon = (_times(self.resources, work.resources) - free) * (turns - 1)
+            taken = min(count, free * turns + soon)
+            places = min(free, -(-taken // turns))
+            for name, amount in work.resources.items():
+                self.free[name] = self.free.get(name, 0) - places * amount
+        if taken:
+            self.is_used = True
+            self._apart |= {work.apart} - {""}
+        return taken
+
+
+class ScalingPolicy:
+    """Decides, turn by turn, which jobs are submitted and cancelled. ``kinds`` are in the order of preference."""
+
+    def __init__(self, kinds: Sequence[NodeKind]) -> None:
+        self.kinds = tuple(kinds)
+        self._records = {kind.name: _KindRecord() for kind in self.kinds}
+        self._found = 0
+        self._seen = Observation((), (), {})
+
+    # -- what the shell reports --
+
+    def submitted(self, kind: str, jobs: Sequence[str]) -> None:
+        """Note the ids of jobs that a decision has submitted."""
+        for job in jobs:
+            self._note(kind, job)
+
+    def explain(self, kind: str, reason: str) -> None:
+        """Note why a job has failed that a turn has counted."""
+        self._records[kind].reason = reason
+
+    def refused(self, now: float, kind: str, reason: str) -> None:
+        """Note that jobs could not be submitted, and count that as a failure."""
+        self._records[kind].reason = reason
+        self._records[kind].fail(now)
+
+    # -- a turn --
+
+    def turn(self, now: float, seen: Observation) -> Decision:
+        """Decide on an observation. ``now`` is in seconds, of a clock that never goes back."""
+        self._seen = seen
+        failed = [(kind.name, job) for kind in self.kinds for job in self._compare(now, kind.name, seen)]
+        coming = self._coming(seen)
+        rooms = [*(_Room(node.resources, node.free, node.labels, True) for node in seen.nodes), *coming.values()]
+        planned: dict[str, int] = {kind.name: 0 for kind in self.kinds}
+        unmet = []
+        for work in seen.work:
+            left = work.tasks
+            for room in rooms:
+                left -= room.take(work, left)
+            fitting = [kind for kind in self.kinds if can_run(kind, work)]
+            if left and not fitting and not any(_could_take(room, work) for room in rooms):
+                unmet.append(work)
+            for kind in fitting if work.oldest_seconds >= YOUNG_SECONDS else ():
+                most = self._most(now, kind, seen)
+                while left and planned[kind.name] < most:
+                    planned[kind.name] += 1
+                    rooms.append(_new_room(kind))
+                    left -= rooms[-1].take(work, left)
+        living = {kind.name: [node.node for node in seen.nodes if node.labels.get(KIND_LABEL) == kind.name] for kind in self.kinds}
+        cancel = []
+        for kind in self.kinds:
+            there, awaited = len(living[kind.name]), {job: room for (name, job), room in coming.items() if name == kind.name}
+            missing = kind.min - there - len(awaited)
+            planned[kind.name] = max(planned[kind.name], min(missing, self._most(now, kind, seen)))
+            if surplus := self._surplus(now, kind, seen, awaited, -missing):
+                cancel.append((kind.name, surplus))
+        return Decision(
+            [(name, count) for name, count in planned.items() if count],
+            cancel,
+            failed,
+            tuple(node for kind in self.kinds for node in living[kind.name][: kind.min]),
+            tuple(unmet),
+        )
+
+    def report(self, now: float) -> tuple[KindReport, ...]:
+        """The state of all kinds, as of the last turn and what the shell has reported since."""
+        return tuple(self._described(now, kind) for kind in self.kinds)
+
+    def _described(self, now: float, kind: NodeKind) -> KindReport:
+        record, states = self._records[kind.name], self._seen.jobs.get(kind.name, {})
+        coming = [job for job, found in record.jobs.items() if not found.has_joined and not found.is_cancelled]
+        starting = 0 if isinstance(states, str) else sum(states.get(job) == RUNNING for job in coming)
+        return KindReport(
+            kind.name,
+            tuple(sorted(kind.resources.items())),
+            tuple(sorted(_labels_of(kind).items())),
+            sum(node.labels.get(KIND_LABEL) == kind.name for node in self._seen.nodes),
+            len(coming) - starting,
+            starting,
+            kind.max,
+            max(0.0, (record.paused_until or now) - now),
+            states if isinstance(states, str) else "",
+            record.reason,
+        )
+
+    def _note(self, kind: str, job: str) -> None:
+        if job not in self._records[kind].jobs:
+            self._found += 1
+            self._records[kind].jobs[job] = _Job(self._found)
+
+    def _compare(self, now: float, kind: str, seen: Observation) -> list[str]:
+        """Bring a kind's record up to date; return the jobs that have failed since the last turn."""
+        record, listed = self._records[kind], seen.states(kind)
+        for job in listed or ():
+            self._note(kind, job)
+        joined = {node.labels.get(JOB_LABEL) for node in seen.nodes if node.labels.get(KIND_LABEL) == kind}
+        for job, found in record.jobs.items():
+            if job in joined and not found.has_joined:
+                found.has_joined = True
+                record.recover()
+        if listed is None:
+            return []
+        ended = {job: found for job, found in record.jobs.items() if job not in listed}
+        record.jobs = {job: found for job, found in record.jobs.items() if job in listed}
+        failed = [job for job, found in ended.items() if not found.has_joined and not found.is_cancelled]
+        for _ in failed:
+            record.fail(now)
+        return failed
+
+    def _coming(self, seen: Observation) -> dict[tuple[str, str], _Room]:
+        """Nodes of jobs that have not joined, by kind and job: those of running jobs first, then oldest first.
+
+        So each turn places the same work on the same nodes.
+        """
+        found = []
+        for kind in self.kinds:
+            states = seen.states(kind.name) or {}
+            for job, record in self._records[kind.name].jobs.items():
+                if not record.has_joined and not record.is_cancelled:
+                    found.append((states.get(job) != RUNNING, record.number, kind, job))
+        return {(kind.name, job): _new_room(kind) for _, _, kind, job in sorted(found, key=lambda each: each[:2])}
+
+    def _most(self, now: float, kind: NodeKind, seen: Observation) -> int:
+        """Most jobs of a kind that this turn may submit."""
+        return 0 if seen.states(kind.name) is None else self._records[kind.name].room(now, kind)
+
+    def _surplus(self, now: float, kind: NodeKind, seen: Observation, awaited: Mapping[str, _Room], spare: int) -> tuple[str, ...]:
+        """At most ``spare`` pending jobs that nothing has needed for a while, the newest first."""
+        states, jobs = seen.states(kind.name), self._records[kind.name].jobs
+        chosen = []
+        for job, room in reversed(list(awaited.items())):
+            record = jobs[job]
+            if states is None or room.is_used or states.get(job) != PENDING or spare <= 0:
+                record.surplus_since = None
+                continue
+            spare -= 1
+            if record.surplus_since is None:
+                record.surplus_since = now
+            if now >= record.surplus_since + SURPLUS_SECONDS:
+                record.is_cancelled = True
+                chosen.append(job)
+        return tuple(chosen)
+
+
+def can_run(kind: NodeKind, work: WaitingWork) -> bool:
+    """Whether a node of a kind can run a task of this work, with nothing else on it."""
+    return accepts(_labels_of(kind), work.terms) and _covers(kind.resources, work.resources)
+
+
+def _labels_of(kind: NodeKind) -> Labels:
+    return {**kind.labels, KIND_LABEL: kind.name}
+
+
+def _new_room(kind: NodeKind) -> _Room:
+    return _Room(kind.resources, kind.resources, _labels_of(kind), False)
+
+
+def _could_take(room: _Room, work: WaitingWork) -> bool:
+    """Whether a node could run a task of this work if nothing else was on it."""
+    return accepts(room.labels, work.terms) and _covers(room.resources, work.resources)
+
+
+def _covers(resources: Amounts, wanted: Amounts) -> bool:
+    return all(resources.get(name, 0) >= amount for name, amount in wanted.items())
+
+
+def _times(free: Amounts, wanted: Amounts) -> int:
+    """How often the amounts that are wanted fit into what is free."""
+    return max(0, min(free.get(name, 0) // amount for name, amount in wanted.items()))
+
+
+def _turns(work: WaitingWork) -> int:
+    """How many tasks one after another are not worth another node."""
+    return 1 if work.mean_seconds is None else max(1, int(WORTH_SECONDS / max(work.mean_seconds, 1e-3)))

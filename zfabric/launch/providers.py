@@ -1,0 +1,352 @@
+"""Where an autoscaler gets nodes from: processes of this machine, jobs of Slurm, or three commands of the user's.
+
+A provider submits jobs, lists those that have not ended, and cancels those that wait. Each job runs ``zfabric start --block``: its node
+ends with it, and it ends with its node. A provider finds the jobs of an earlier autoscaler of the same cluster by their names, so it has no
+state that could be lost. Output of jobs, with the reason if one fails, is in ``directory``, one file per job.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple, Protocol
+
+from zfabric.exceptions import FabricError
+from zfabric.launch.policy import JOB_LABEL, KIND_LABEL, PENDING, RUNNING
+from zfabric.runtime.logs import tail
+from zfabric.runtime.session import user_directory
+
+COMMAND_SECONDS = 30.0
+"""Longest run of a command such as ``sbatch``: a scheduler of jobs that does not answer holds up nothing else for longer."""
+POLL_SECONDS = 15.0
+"""Seconds between two questions for the states of jobs, of which sites want few."""
+OUTPUTS_MOST = 20
+"""Files of ended jobs that are retained, the latest."""
+REASON_MOST = 300
+"""Most characters of a reason."""
+OUTPUT = ".out"
+ERROR = "Error: "
+"""Begins the line with which a command of zfabric fails."""
+
+
+class ProviderError(FabricError):
+    """A scheduler of jobs has refused a request, or has not answered."""
+
+
+class JobInfo(NamedTuple):
+    """A job that has not ended."""
+
+    kind: str
+    state: str
+
+
+class KindLaunch(NamedTuple):
+    """How nodes of one kind are started."""
+
+    command: tuple[str, ...]
+    """``zfabric start --block`` with all options but the label of the job."""
+    before: tuple[str, ...] = ()
+    """Shell commands that run first."""
+    sbatch: tuple[str, ...] = ()
+    """Options of ``sbatch``."""
+    submit: str = ""
+    states: str = ""
+    cancel: str = ""
+    """Shell commands of the provider ``command``."""
+
+    def words(self, job: str) -> str:
+        """The command of a node, as the shell reads it. ``job`` is the job's id, or what the shell makes it of."""
+        return f"{shlex.join(self.command)} --label {JOB_LABEL}={job}"
+
+    def script(self, job: str) -> str:
+        """A shell script that becomes the node. ``job`` is as above."""
+        return "\n".join([*self.before, f"exec {self.words(job)}", ""])
+
+
+class Provider(Protocol):
+    """What an autoscaler needs of a scheduler of jobs. Each method raises ProviderError if that refuses or does not answer."""
+
+    directory: str
+
+    def submit(self, kind: str, count: int) -> list[str]:
+        """Submit jobs of a kind; return their ids."""
+
+    def states(self) -> dict[str, JobInfo]:
+        """The jobs of this cluster that have not ended, by id. An error means that nobody knows."""
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Cancel jobs. One that has ended meanwhile is no error."""
+
+
+class LocalProvider:
+    """Nodes as processes of this machine, for tests and for a machine that is shared with others."""
+
+    def __init__(self, cluster: str, kinds: Mapping[str, KindLaunch]) -> None:
+        self.directory = f"{user_directory()}/autoscale-{cluster}"
+        self._kinds = kinds
+        self._children: list[subprocess.Popen[bytes]] = []
+        os.makedirs(self.directory, mode=0o700, exist_ok=True)
+
+    def submit(self, kind: str, count: int) -> list[str]:
+        """Start processes. Each holds a lock on the file of its output while it runs, whoever started it."""
+        return [self._start(kind) for _ in range(count)]
+
+    def _start(self, kind: str) -> str:
+        job = f"{kind}.{os.urandom(4).hex()}"
+        descriptor = os.open(f"{self.directory}/{job}{OUTPUT}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # The pid is the first line of the output.
+            command = ["/bin/sh", "-c", f"echo $$\n{self._kinds[kind].script(job)}"]
+            try:
+                child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+            except OSError as error:
+                raise ProviderError(f"no process can be started: {error.strerror}") from None
+        self._children.append(child)
+        return job
+
+    def states(self) -> dict[str, JobInfo]:
+        """The jobs that run."""
+        self._children = [child for child in self._children if child.poll() is None]
+        names = [name for name in os.listdir(self.directory) if name.endswith(OUTPUT)]
+        running = [name for name in names if _is_locked(f"{self.directory}/{name}")]
+        _sweep(self.directory, set(running))
+        jobs = [name.removesuffix(OUTPUT) for name in running]
+        return {job: JobInfo(kind, RUNNING) for job in jobs if (kind := job.rpartition(".")[0]) in self._kinds}
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Send SIGTERM to processes that run: their nodes are drained."""
+        for job in jobs:
+            path = f"{self.directory}/{job}{OUTPUT}"
+            with suppress(OSError, ValueError), open(path, "rb") as file:
+                pid = int(file.readline())
+                if _is_locked(path):
+                    os.kill(pid, signal.SIGTERM)
+
+
+def _is_locked(path: str) -> bool:
+    """Whether a process holds the lock on a file of output."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False
+
+
+class PolledJobs:
+    """States of jobs, asked for at most every ``POLL_SECONDS``. For so long a new job counts as pending, even if it is not listed yet."""
+
+    def __init__(self, ask: Callable[[], dict[str, JobInfo]]) -> None:
+        self._ask = ask
+        self._asked = -POLL_SECONDS
+        self._states: dict[str, JobInfo] | ProviderError = {}
+        self._new: dict[str, tuple[float, JobInfo]] = {}
+        """When each new job was submitted."""
+
+    def states(self) -> dict[str, JobInfo]:
+        """The last known states. Raises ProviderError if the last question failed."""
+        now = time.monotonic()
+        if now >= self._asked + POLL_SECONDS:
+            try:
+                self._states = self._ask()
+            except ProviderError as error:
+                self._states = error
+            self._asked = now
+        if isinstance(self._states, ProviderError):
+            raise self._states
+        self._new = {job: (at, info) for job, (at, info) in self._new.items() if now < at + POLL_SECONDS}
+        return {**{job: info for job, (_, info) in self._new.items()}, **self._states}
+
+    def add(self, kind: str, jobs: Sequence[str]) -> None:
+        """Add jobs that were just submitted."""
+        self._new.update((job, (time.monotonic(), JobInfo(kind, PENDING))) for job in jobs)
+
+
+class SlurmProvider:
+    """Nodes as jobs of Slurm: one array per decision, named ``zfabric:CLUSTER:KIND``."""
+
+    def __init__(self, cluster: str, kinds: Mapping[str, KindLaunch]) -> None:
+        self._cluster = cluster
+        self._kinds = kinds
+        self._polled = PolledJobs(self._ask)
+        self.directory = _shared_directory(cluster)
+
+    def submit(self, kind: str, count: int) -> list[str]:
+        """Submit an array. Its jobs are not requeued: the autoscaler submits others if they are still needed."""
+        launch = self._kinds[kind]
+        command = [
+            "sbatch",
+            "--parsable",
+            f"--job-name={self._name(kind)}",
+            f"--array=0-{count - 1}",
+            f"--output={self.directory}/%A_%a{OUTPUT}",
+            "--no-requeue",
+            "--nodes=1",
+            "--ntasks=1",
+            *launch.sbatch,
+        ]
+        script = "#!/bin/sh\n" + launch.script('"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"')
+        answer = _run(command, script)
+        number = answer.strip().partition(";")[0]
+        if not number.isdecimal():
+            raise ProviderError(f"sbatch has answered {answer.strip()!r}, which is no number of a job")
+        jobs = [f"{number}_{index}" for index in range(count)]
+        self._polled.add(kind, jobs)
+        return jobs
+
+    def states(self) -> dict[str, JobInfo]:
+        """What ``squeue --me`` lists of this cluster."""
+        return self._polled.states()
+
+    def _ask(self) -> dict[str, JobInfo]:
+        found = {}
+        for line in _run(["squeue", "--me", "--noheader", "--array", "--format=%i|%t|%j"]).splitlines():
+            job, _, rest = line.strip().partition("|")
+            state, _, name = rest.partition("|")
+            kind = name.removeprefix(self._name(""))
+            if kind in self._kinds and name == self._name(kind):
+                found[job] = JobInfo(kind, PENDING if state in ("PD", "CF") else RUNNING)
+        _sweep(self.directory, {f"{job}{OUTPUT}" for job in found})
+        return found
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Cancel jobs that have not begun."""
+        _run(["scancel", "--quiet", "--state=PENDING", *jobs])
+
+    def _name(self, kind: str) -> str:
+        return f"zfabric:{self._cluster}:{kind}"
+
+
+class CommandProvider:
+    """Nodes from any scheduler of jobs, by three shell commands of the user's.
+
+    ``submit`` runs once per job, ``states`` prints a line ``ID pending`` or ``ID running`` for each job that has not ended, and ``cancel``
+    gets all ids at once. Ids are names that the provider gives: ``zf-CLUSTER-KIND-`` and six hexadecimal digits. In ``submit`` stand
+    ``{id}``, ``{kind}``, ``{start}`` (the command of the node, as shell words), ``{script}`` (the same as one word) and ``{output}`` (the
+    file from which a reason is read); in ``cancel`` stands ``{ids}``.
+    """
+
+    def __init__(self, cluster: str, kinds: Mapping[str, KindLaunch]) -> None:
+        self._prefix = f"zf-{cluster}-"
+        self._kinds = kinds
+        self._polled = PolledJobs(self._ask)
+        self.directory = _shared_directory(cluster)
+
+    def submit(self, kind: str, count: int) -> list[str]:
+        """Run the command for each job. If one fails, the earlier ones are found by their names."""
+        launch, jobs = self._kinds[kind], []
+        for _ in range(count):
+            job = f"{self._prefix}{kind}-{os.urandom(3).hex()}"
+            script = launch.script(job)
+            words = {
+                "id": job,
+                "kind": kind,
+                "start": shlex.join(["/bin/sh", "-c", script]) if launch.before else launch.words(job),
+                "script": shlex.quote(script),
+                "output": shlex.quote(f"{self.directory}/{job}{OUTPUT}"),
+            }
+            _run(_filled(launch.submit, words))
+            jobs.append(job)
+            self._polled.add(kind, [job])
+        return jobs
+
+    def states(self) -> dict[str, JobInfo]:
+        """What the commands of all kinds list."""
+        return self._polled.states()
+
+    def _ask(self) -> dict[str, JobInfo]:
+        found = {}
+        for command in dict.fromkeys(launch.states for launch in self._kinds.values()):
+            for line in _run(command).splitlines():
+                job, _, state = line.strip().partition(" ")
+                kind = job.removeprefix(self._prefix).rpartition("-")[0]
+                if kind not in self._kinds or not re.fullmatch(f"{re.escape(self._prefix + kind)}-[0-9a-f]{{6}}", job):
+                    continue
+                if state.strip() not in (PENDING, RUNNING):
+                    raise ProviderError(f"`{command}` prints the state {state.strip()!r} of {job}: it is to print pending or running")
+                found[job] = JobInfo(kind, state.strip())
+        _sweep(self.directory, {f"{job}{OUTPUT}" for job in found})
+        return found
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Run the command of each kind that has some of the jobs."""
+        for kind, launch in self._kinds.items():
+            ours = [job for job in jobs if job.removeprefix(self._prefix).rpartition("-")[0] == kind]
+            if ours:
+                _run(_filled(launch.cancel, {"ids": shlex.join(ours)}))
+
+
+PROVIDERS: dict[str, Callable[[str, Mapping[str, KindLaunch]], Provider]] = {
+    "local": LocalProvider,
+    "slurm": SlurmProvider,
+    "command": CommandProvider,
+}
+
+
+def start_command(python: str, address: str, key_file: str, kind: str, options: Sequence[str]) -> tuple[str, ...]:
+    """The command of a node of a kind. ``options`` are further ones of ``zfabric start``."""
+    joining = (f"--address={address}", f"--key-file={key_file}", f"--label={KIND_LABEL}={kind}")
+    return (python, "-m", "zfabric", "start", "--block", *joining, *options)
+
+
+def reason_of(provider: Provider, job: str) -> str:
+    """Why a job has failed: the last error in its output, else its last line, if it has one."""
+    lines = [line.strip() for line in tail(f"{provider.directory}/{job}{OUTPUT}").splitlines() if line.strip()]
+    errors = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
+    others = [line for line in lines if not line.isdecimal()]  # Without the pid of a process.
+    return next(iter(errors[-1:] or others[-1:]), f"job {job} has ended without output")[:REASON_MOST]
+
+
+def _shared_directory(cluster: str) -> str:
+    """The directory of jobs' output, made if needed: below the home directory, which machines of a site often share."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    path = f"{base}/zfabric/autoscale/{cluster}"
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    return path
+
+
+def _sweep(directory: str, living: set[str]) -> None:
+    """Delete the output of ended jobs but the latest."""
+    ended = [entry for entry in os.scandir(directory) if entry.name.endswith(OUTPUT) and entry.name not in living]
+    if len(ended) > OUTPUTS_MOST:
+        for entry in sorted(ended, key=lambda entry: entry.stat().st_mtime)[:-OUTPUTS_MOST]:
+            with suppress(FileNotFoundError):  # Another autoscaler sweeps, too.
+                os.unlink(entry.path)
+
+
+def _filled(command: str, words: Mapping[str, str]) -> str:
+    """A shell command with its placeholders replaced, each as it stands; other braces are the shell's."""
+    return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], found[0]), command)
+
+
+def _run(command: str | Sequence[str], script: str = "") -> str:
+    """Run a command; return its output. Raises ProviderError with its last line if it fails."""
+    shown = command if isinstance(command, str) else command[0]
+    arguments = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+    except OSError as error:
+        raise ProviderError(f"`{shown}` cannot be run: {error.strerror}") from None
+    with process:
+        try:
+            output, errors = process.communicate(script.encode(), timeout=COMMAND_SECONDS)
+        except BaseException as error:  # Ctrl-C, too.
+            os.killpg(process.pid, signal.SIGKILL)  # With what the command has started.
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise ProviderError(f"`{shown}` has not answered within {COMMAND_SECONDS:g} s") from None
+            raise
+    if process.returncode:
+        lines = (errors or output).decode(errors="replace").strip().splitlines()
+        raise ProviderError(f"`{shown}` has failed with exit code {process.returncode}" + (f": {lines[-1][:REASON_MOST]}" if lines else ""))
+    return output.decode(errors="replace")
