@@ -1,16 +1,13 @@
 """Holds of this node at the homes of other nodes' objects, and when they may end.
 
-An object has one home, where its holders are registered: processes of the home, and other nodes. A node that receives the id of another
-home's object makes a record of it, and registers at the home (``Borrow``, acknowledged by ``Borrowed``) unless the sender retains
-the object for as long as it is needed. Holders are sets, not counts.
+An object's home registers its holders, as sets: processes of the home, and other nodes. A node that receives the id of another home's
+object registers there (``Borrow``, acknowledged by ``Borrowed``) unless the sender retains the object for as long as it is needed.
 
-The invariant: a message that may end another node's hold (``Release``, ``Ended``, ``EndsReceived``) is sent only when every earlier
-``Borrow`` of this node has been acknowledged. So a new holder is registered before the lender releases, over any number of nodes.
+The invariant: what may end another node's hold (``Release``, ``Ended``, ``EndsReceived``) is sent only when every earlier ``Borrow`` of
+this node has been acknowledged. So a new holder is registered before the lender releases, over any number of nodes.
 
-Per turn: ``begin_end_of_turn`` sends ``RetainRows`` and ``Borrow``; other parts then send through ``holds``; ``end_of_turn`` releases. When
-a home's daemon restarts, its numbers are dropped (``begin_anew``), all holds there are borrowed again, and whatever waited now waits for
-these (``repeat``). When a home dies, its holds move to the homes of the jobs (``orphans``), and an empty ``Borrow`` to each serves as a
-barrier.
+When a home's daemon restarts, all holds there are borrowed again, and whatever waited waits for these. When a home dies, its holds move to
+the homes of the jobs (``orphans``), with an empty ``Borrow`` to each as a barrier.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from zfabric.protocol.ids import Address
 
 
 class Borrowing:
-    """Records of borrowed objects, and holds at their homes."""
+    """Holds at other homes."""
 
     def __init__(
         self,
@@ -52,14 +49,14 @@ class Borrowing:
         self.streams = streams
         self.node = node
         self.holds = PeerChannel(tables.nodes, entrusting.rows.send)
-        """The ``Borrow`` messages. What may end a hold is sent behind them, and behind rows."""
+        """``Borrow`` messages; what may end a hold is sent behind them, and behind rows."""
         self._releasing: dict[tuple[bytes, bytes], int] = {}
-        """Holds to release, (home, object), each with its barrier: the ``Borrow`` messages sent before."""
+        """Barrier of each hold to release, by (home, object)."""
 
     # -- ids that cross between nodes --
 
     def refer(self, object_ids: Iterable[bytes], homes: m.Rows, sender: bytes) -> None:
-        """Make records for unknown objects that a message of ``sender`` names."""
+        """Make records for unknown objects of a message."""
         known: dict[bytes, bytes] = dict(homes)
         for object_id in object_ids:
             home = known.get(object_id, sender)
@@ -67,7 +64,7 @@ class Borrowing:
                 self.tables.refer(object_id, home)
 
     def settle(self, object_ids: Iterable[bytes]) -> None:
-        """Borrow the objects that something here needs, and drop the records of the others."""
+        """Borrow what something here needs, and drop the other records."""
         for object_id in object_ids:
             record = self.tables.find(object_id)
             if record is not None and record.home:
@@ -77,7 +74,7 @@ class Borrowing:
                     self.tables.spare.append(record)
 
     def forget_unneeded(self, object_ids: Iterable[bytes]) -> None:
-        """Drop the records of objects that nothing here needs."""
+        """Drop unneeded records."""
         for object_id in object_ids:
             record = self.tables.find(object_id)
             if record is not None and record.home and record.holders is None and record.pins <= 0:
@@ -93,7 +90,7 @@ class Borrowing:
     # -- the order in which things leave --
 
     def begin_end_of_turn(self) -> None:
-        """Send the new holds of this turn, before anything that may end another node's hold."""
+        """Send new holds, before anything that may end another node's hold."""
         by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for record in self.tables.first_held:
             if record.is_needed:
@@ -119,7 +116,6 @@ class Borrowing:
         return by_home
 
     def _has_home(self, record: AnyObject) -> bool:
-        """Whether another node is an object's home, perhaps since the one before is dead."""
         return record.home != b"" and (not self.unknown_nodes.is_dead(record.home) or self.orphans.rehome(record))
 
     @property
@@ -128,7 +124,7 @@ class Borrowing:
         return self.holds.is_clear and not (self.tables.first_held or self.tables.to_borrow)
 
     def end_of_turn(self) -> None:
-        """Release holds, and rows retained elsewhere, that are given up."""
+        """Release holds, and rows retained elsewhere."""
         for each in self.tables.given_up:
             self._releasing.pop(each, None)  # So that barriers rise.
             self._releasing[each] = self.holds.barrier
@@ -159,7 +155,7 @@ class Borrowing:
         self._release()
 
     def begin_anew(self, node: bytes) -> None:
-        """Drop what is under way to a node with a new daemon: ``repeat`` sends what still counts, and the node repeats its requests."""
+        """Drop what is under way to a node's former daemon."""
         self._drop(node)
         for record in self.tables.values():
             record.drop_fetcher(node)
@@ -167,24 +163,21 @@ class Borrowing:
                 self.tables.to_fetch.append(record)
 
     def repeat(self, node: bytes) -> None:
-        """Borrow again all that this node holds of another. Waiting messages now wait for these holds."""
+        """Borrow again from a node. Waiting messages now wait for these holds."""
         holds = [(each, each.hold) for each in self.tables.objects.values() if each.hold is not None and each.hold.home == node]
         self.borrow(node, [each.id for each, hold in holds if hold.registered])
         self.tables.to_retain += [each for each, hold in holds if hold.row_retained]
         self._renew()
 
     def repeat_cancelled(self, node: bytes) -> None:
-        """Repeat the cancellations that processes here requested of tasks whose home is that node."""
+        """Repeat the cancellations of tasks whose home is that node."""
         for record in self.tables.objects.values():
             hold = record.hold
             if hold is not None and hold.home == node and hold.cancelled and record.status == PENDING:
                 self.tables.send_to_node(node, m.Cancel((record.id,), *hold.cancelled))
 
     def borrow(self, node: bytes, object_ids: list[bytes], certain: bool = True) -> list[int]:
-        """Send ``Borrow`` for these objects; return the numbers of the messages.
-
-        ``certain`` is false for a search: the node may not be their home.
-        """
+        """Send ``Borrow``; return the numbers of the messages. ``certain`` is false for a search: the node may not be their home."""
         numbers = []
         for batch in batches(object_ids):
             numbers.append(self.holds.number_for(node))
@@ -197,13 +190,12 @@ class Borrowing:
         self._releasing = {each: barrier for each, barrier in self._releasing.items() if each[0] != node}
 
     def _renew(self) -> None:
-        """Have whatever waits wait for all ``Borrow`` messages so far."""
         self._releasing = dict.fromkeys(self._releasing, self.holds.barrier)
         self.holds.renew()
         self._release()
 
     def node_died(self, node: bytes) -> None:
-        """Move the holds at a dead home to the homes of the jobs."""
+        """Move a dead home's holds to the homes of the jobs."""
         self._drop(node)
         self.entrusting.node_died(node)
         for home in self.orphans.report(node):  # It is to receive all that was sent so far before a hold ends.
@@ -213,7 +205,7 @@ class Borrowing:
     # -- at home --
 
     def on_borrow(self, now: float, source: Address, message: m.Borrow) -> None:
-        """Register another node as a holder, and acknowledge. Rows of these objects are entrusted first."""
+        """Register another node as a holder. Rows of these objects are entrusted before the acknowledgement."""
         if source[1:] not in self.tables.nodes:
             return
         if self.tables.streams:
@@ -226,17 +218,17 @@ class Borrowing:
         self.entrusting.rows.send(source[1:], m.Borrowed(message.number, unknown))
 
     def _is_home_of(self, object_id: bytes) -> bool:
-        """Whether this node is an object's home, or is its heir and has yet to rebuild it."""
+        """Whether this node is an object's home, or its heir that has yet to rebuild it."""
         record = self.tables.find(object_id)
         if record is None or not record.home:
             return record is not None
         return record.home in self.tables.dead and self.tables.job_home(object_id) == b""
 
     def on_retain_rows(self, now: float, source: Address, message: m.RetainRows) -> None:
-        """Retain the rows that make these objects: rows of another node name them."""
+        """Retain rows that another node's rows name."""
         if source[1:] in self.tables.nodes:
             self.references.retain_rows_for(source[1:], message.object_ids)
 
     def on_release_rows(self, now: float, source: Address, message: m.ReleaseRows) -> None:
-        """Release rows that another node's rows no longer name."""
+        """Release these rows."""
         self.references.release_rows_for(source[1:], message.object_ids)

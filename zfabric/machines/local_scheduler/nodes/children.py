@@ -1,8 +1,7 @@
 """Children that outlive their parents, on another node than the home of the job.
 
-If a node dies, the tasks that it ran for others run again and submit their children again. But nobody would submit the child of an ended
-parent. So when a delegated task ends, its unfinished children are entrusted to the home of the job, and when such a child ends, its own
-children are.
+Delegated tasks of a dead node run again and submit their children again, but nobody would submit the child of an ended parent. So when a
+delegated task ends, its unfinished children are entrusted to the home of the job, and when such a child ends, its own are.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from zfabric.protocol.messages.rows import OPTIONS, TASK_ID
 from zfabric.protocol.options import option
 
 CHILDREN_MIN = 10_000
-"""Children at which ended ones are first dropped; then twice what remained."""
+"""Children at which ended ones are first dropped; then twice the rest."""
 
 
 class Children:
@@ -27,7 +26,7 @@ class Children:
         self.tables = tables
         self.entrusting = entrusting
         self._of: dict[bytes, list[bytes]] = {}
-        """Ids of children, by their prefix, or by their parent's id if a thread submitted them."""
+        """Ids by their prefix, or by the parent's id if a thread submitted them."""
         self._count = 0
         self._most = CHILDREN_MIN
 
@@ -35,7 +34,7 @@ class Children:
         return self._count
 
     def begin_end_of_turn(self) -> None:
-        """Enter the tasks of other homes' jobs that were submitted here."""
+        """Enter the tasks of other homes' jobs."""
         for rows in self.tables.submitted_here:
             self._enter(rows)
         self.tables.submitted_here.clear()
@@ -49,7 +48,7 @@ class Children:
             self._forget_ended()
 
     def parent_ended(self, task: TaskRecord) -> None:
-        """Entrust the unfinished children of an ended task, and those of its finished children."""
+        """Entrust its unfinished children, and those of its finished children."""
         unfinished: list[TaskRecord] = []
         agenda = self._take(task)
         while agenda:
@@ -62,11 +61,11 @@ class Children:
             self.entrusting.entrust_unfinished(unfinished)
 
     def parent_lost(self, task: TaskRecord) -> None:
-        """Drop the children of a void attempt: the next one submits its own."""
+        """Drop its children: the next attempt submits its own."""
         self._take(task)
 
     def end_of_turn(self) -> None:
-        """Notify homes of jobs of entrusted children's ends, and entrust the children of these."""
+        """Report ends of entrusted children, and entrust the children of these."""
         finished, self.tables.finished = self.tables.finished, []
         for task in finished:
             self.parent_ended(task)

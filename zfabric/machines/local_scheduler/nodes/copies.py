@@ -1,8 +1,7 @@
 """Copies of large values by this node's transfer agent, and the sources that a home offers.
 
-Copies under way outlive the agent, whose successor is asked again, but not this scheduler: its next incarnation is asked by whoever needs
-them. A home offers all nodes to which it has offered the value before, so that every copy serves others; the reader asks the last of these
-first, then the node that retains the value, then the rest.
+Copies under way outlive the agent, but not this scheduler: whoever needs them asks again. A home offers all nodes to which it has offered
+the value before; the reader asks the last of these first, then the node that retains the value, then the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from zfabric.protocol.effects import StartAgent
 from zfabric.protocol.ids import MEMBER, Address
 
 Ended = Callable[[float, m.Pulled | m.PullFailed, bytes], None]
-"""Called with (now, how a copy ended, incarnation of the agent). A finished copy is not yet sealed."""
+"""Called with (now, how a copy ended, the agent's incarnation). A finished copy is not yet sealed."""
 COPIES_MAX = 16
 """Nodes that are remembered to have a copy."""
 
@@ -31,7 +30,7 @@ class _Copy(NamedTuple):
 
 
 class Copies:
-    """The copies under way. ``node`` is this one's id."""
+    """The copies under way."""
 
     def __init__(self, tables: Tables, node: bytes) -> None:
         self.tables = tables
@@ -48,7 +47,7 @@ class Copies:
     # -- where copies are --
 
     def offer(self, record: AnyObject, node: bytes) -> m.Row:
-        """Offer a large value to another node, which will have a copy soon: ``(size, node, …)``, in the order to ask."""
+        """Offer a large value to a node, which then serves it, too: ``(size, node, …)``, in the order to ask."""
         value = record.value
         assert isinstance(value, Stored | Elsewhere)
         size, (retains, *copies) = self.places(value)
@@ -57,14 +56,14 @@ class Copies:
         return (size, *(each for each in (*others[-1:], retains, *others[:-1]) if each != node))
 
     def places(self, value: Stored | Elsewhere) -> tuple[int, m.Ids]:
-        """Size of a value and the nodes that may have it, first the one that retains it."""
+        """Its size and the nodes that may have it, first the one that retains it."""
         first = value.place if isinstance(value, Elsewhere) else self.node
         return value.size, (first, *(each for each in copies_of(value) if each in self.tables.nodes and each != first))
 
     # -- copies that come here --
 
     def pull(self, object_id: bytes, size: int, sources: m.Ids, ended: Ended) -> None:
-        """Copy a value from one of these nodes, in order. If that is under way, replace its sources."""
+        """Copy a value from one of these nodes, or replace the sources of a copy under way."""
         known = self._wanted.get(object_id)
         if known is not None and known.size != size:
             self.stop(object_id)  # It was made again with another size.
@@ -88,7 +87,7 @@ class Copies:
             self.tables.send_to_client(self._agent, message)
 
     def nodes_changed(self, table: m.NodeTable) -> None:
-        """Pass the nodes, with their agents' addresses and keys, to the agent; start it if there are others."""
+        """Pass the nodes to the agent; start it if there are others."""
         self._nodes = table
         if len(table.rows) > 1 and not self._requested:
             self._requested = True
@@ -96,7 +95,7 @@ class Copies:
         self._tell(table)
 
     def on_agent_ready(self, transition: AgentReady) -> None:
-        """Send a new agent the nodes and the missing copies."""
+        """Repeat the nodes and missing copies to a new agent."""
         self._agent = transition.process
         self._tell(self._nodes)
         for object_id, copy in self._wanted.items():
@@ -124,14 +123,14 @@ class Copies:
     # -- pairs of nodes --
 
     def on_probe_pairs(self, now: float, source: Address, message: m.ProbePairs) -> None:
-        """Have the agent probe its pairs. Without an agent, the other nodes notice."""
+        """Have the agent probe its pairs. Without one, the other nodes notice."""
         if self._agent is not None and self._agent.incarnation in self.tables.processes:
             self._tell(message)
         else:
             self._tell_member(m.PairsProbed(message.number, ()))
 
     def on_agent_reports(self, now: float, source: Address, message: m.PairsProbed | m.PeersSilent) -> None:
-        """Pass on which nodes the agent does not reach."""
+        """Pass on which nodes are out of the agent's reach."""
         if self._agent is not None and source[1:] == self._agent.incarnation:
             self._tell_member(message)
 

@@ -1,7 +1,7 @@
-"""The home's side of delegated tasks: which tasks are sent to which node, and how their attempts end.
+"""The home's side of delegated tasks.
 
-A node is given rows as a worker is, in batches and with attempt numbers. It never passes them on: a row is at most one hop from home. What
-it has is in flight on its record, and outcomes are accepted as a worker's are.
+A node is given rows as a worker is, and its outcomes are accepted as a worker's are. It never passes rows on: a row is at most one hop from
+home.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from zfabric.protocol.options import names_objects, only_prefers, option
 
 
 class Delegations:
-    """Gives ready tasks to other nodes, and accepts how their attempts end."""
+    """Gives ready tasks to other nodes."""
 
     def __init__(
         self,
@@ -48,16 +48,16 @@ class Delegations:
         self.receipts = receipts
         self.node = node
         self.preferring: dict[bytes, float] = {}
-        """Nodes with tasks that could run elsewhere, and since when they have ended none of this home's."""
+        """Nodes with tasks that could run elsewhere, and since when they have ended none."""
 
     def give(self, queue: ShapeQueue, node: NodeRecord, most: int, now: float) -> int:
         """Delegate up to ``most`` tasks of a queue, from its end; return how many.
 
-        Of tasks that must not run twice, a node receives only as many as it can run at once: if it dies, all may have begun.
+        Of tasks that must not run twice a node receives only what it can run at once: if it dies, all may have begun.
         """
         batch: list[TaskRecord] = []
         once, function = self.room_for_once(queue, node), None
-        """How many of those it may still receive, and a function whose tasks may run twice."""
+        """How many of those it may still receive, and a function without them."""
         for tasks in (queue.tasks, queue.consumers):
             stay: list[TaskRecord] = []
             while tasks and len(batch) < most:
@@ -84,19 +84,19 @@ class Delegations:
         return len(batch)
 
     def room_for_once(self, queue: ShapeQueue, node: NodeRecord) -> int:
-        """How many more tasks that must not run twice a node may receive, or many if they may run nowhere else."""
+        """How many tasks that must not run twice a node may receive; many if they may run nowhere else."""
         if queue.only or queue.group is not None:
             return ROWS_MAX
         return max(1, count_fitting(node.resources, queue.demand, 0)) - len(node.inflight)
 
     def waits_for_room(self, queue: ShapeQueue, nodes: Iterable[NodeRecord | None]) -> bool:
-        """Whether a queue's tasks must not run twice and wait until one of these nodes can begin them."""
+        """Whether its tasks must not run twice, and none of these nodes can begin them now."""
         if not queue or not self.tables.runs_once(queue.last):
             return False
         return any(self.room_for_once(queue, node) <= 0 for node in nodes if node is not None)
 
     def may_travel(self, task: TaskRecord) -> bool:
-        """Whether another node could run a task: the homes of all its refs are known.
+        """Whether a task may leave: the homes of its refs are known.
 
         Actors that share processes stay, and so do replays, which read this node's logs.
         """
@@ -119,7 +119,7 @@ class Delegations:
         return [self.tables.find(object_id) for object_id in task.row[3]]
 
     def send(self, queue: ShapeQueue, node: NodeRecord, batch: list[TaskRecord]) -> None:
-        """Send rows of tasks that may travel, as one message."""
+        """Send rows, as one message."""
         job = queue.job
         first = self.tables.first_attempt
         functions: dict[bytes, m.Row] = {}
@@ -188,7 +188,7 @@ class Delegations:
         self.receipts.accepted(node, message.number, now)
 
     def take_slow(self, now: float, patience: float) -> list[NodeRecord]:
-        """Take the nodes of ``preferring`` that have been slow for ``patience`` seconds."""
+        """Take from ``preferring`` what was slow for ``patience`` seconds."""
         slow = [token for token, since in self.preferring.items() if now >= since + patience]
         for token in slow:
             del self.preferring[token]
@@ -196,12 +196,12 @@ class Delegations:
 
 
 def _without_strategy(row: m.Row, function: FunctionRecord) -> m.Row:
-    """A row without its only option, the strategy, which the executor does not need."""
+    """A row without its strategy, its only option: the executor does not need it."""
     if function.actor is not None or len(row[4]) != 1 or row[4][0][0] != "strategy" or option(function.options, "strategy") is not None:
         return row
     return row[:4]
 
 
 def is_own_work(queue: ShapeQueue) -> bool:
-    """Whether a queue's tasks are at home here and may run anywhere."""
+    """Whether its tasks are at home here and may run anywhere."""
     return not queue.delegated and not queue.shared and not queue.strategy

@@ -1,9 +1,8 @@
 """Creation of detached actors at the head, so that they outlive every other node.
 
-A process asks its own node and waits: nobody has a handle before the head has the actor. The request passes the home of the job, which
-learns that the job goes on (``JobLives``) before the process has its answer. Each node on the way retains the request until it is answered,
-and repeats it to a new daemon or to the job's next home; the head creates each actor once. Lightweight actors, and actors in placement
-groups, are created and at home on the node of the process.
+The process waits: nobody has a handle before the head has the actor. The request passes the home of the job, which learns that the job goes
+on (``JobLives``). Each node on the way repeats it, until it is answered, to a new daemon or to the job's next home; the head creates each
+actor once. Lightweight actors, and actors in placement groups, have their home on the node of the process.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from zfabric.protocol.messages.rows import DEPENDENCIES, FUNCTION_ID, OPTIONS, T
 from zfabric.protocol.options import group_of, option
 
 ENTER = "enter actor"
-"""The query between nodes; a process sends "create actor" to its own."""
+"""The query between nodes; processes send "create actor"."""
 
 
 class _Request(NamedTuple):
@@ -61,14 +60,14 @@ class DetachedCreation:
         self.executions = executions
         self._open: dict[bytes, _Request] = {}
         self.made: list[tuple[bytes, Address, int]] = []
-        """On the head: actors whose rows may not be durable, with their requests (actor, node, token)."""
+        """On the head: actors whose rows may not be durable, as (actor, node, token)."""
 
         self.queries: dict[str, Callable[..., None]] = {"create actor": self.create, ENTER: self.enter}
 
     # -- where they are asked for --
 
     def create(self, source: Address, token: int, row: m.Row) -> None:
-        """Create a detached actor for a process. The answer is False if the process is to submit the row here. Raises ValueError."""
+        """Create a detached actor for a process. Answers False if the process is to submit the row here. Raises ValueError."""
         check_fields(m.Submit((row,)))
         tables = self.tables
         process = tables.processes.get(source[1:])
@@ -90,7 +89,7 @@ class DetachedCreation:
         self._ask(row[TASK_ID], source, token, (about, exported, row, homes, tables.node))
 
     def _ask(self, actor_id: bytes, source: Address, token: int, arguments: m.Row) -> None:
-        """Pass a request on to the home of the job, and from there to the head."""
+        """Request it of the home of the job, and from there of the head."""
         job = self.tables.jobs.get(arguments[0][0])
         if job is None or job.ended:
             self._open.pop(actor_id, None)
@@ -101,7 +100,7 @@ class DetachedCreation:
         self.requests.ask_at(LOCAL_SCHEDULER + to, m.Query, ENTER, arguments, then=self._answered, about=actor_id)
 
     def _answered(self, now: float, actor_id: bytes, answer: m.Answer) -> None:
-        """Pass the head's answer on. It may come twice."""
+        """Pass the answer on. It may come twice."""
         request = self._open.pop(actor_id, None)
         if request is None:
             return
@@ -111,7 +110,7 @@ class DetachedCreation:
         self.tables.send(request.source, m.Answer(request.token, answer.payload, answer.error))
 
     def _hold(self, handle: bytes, process: bytes) -> None:
-        """Enter the handle: the head has registered this node as a holder."""
+        """Enter the handle: the head has registered this node."""
         record = self.tables.find(handle)
         if record is None:
             record = self.tables.refer(handle, self.tables.head)
@@ -125,7 +124,7 @@ class DetachedCreation:
     # -- at the home of the job, and at the head --
 
     def enter(self, source: Address, token: int, about: m.Row, function: m.Row, row: m.Row, homes: m.Rows, holder: bytes) -> None:
-        """Handle another node's request: the head creates the actor once, the home of the job passes it on. Raises ValueError."""
+        """Handle another node's request, on the head or at the home of the job. Raises ValueError."""
         arguments = (about, function, row, homes, holder)
         if source[1:] not in self.tables.nodes or holder not in (*self.tables.nodes, self.tables.node):
             raise ValueError("only another node asks for this, for a living one")
@@ -151,7 +150,7 @@ class DetachedCreation:
         self.made.append((actor_id, source, token))
 
     def end_of_turn(self) -> None:
-        """Answer for the actors with durable rows, behind this node's holds and reports to the homes of jobs."""
+        """Answer once rows are durable, behind holds and reports to the homes of jobs."""
         made, self.made = self.made, []
         for actor_id, source, token in made:
             if source[1:] not in self.tables.nodes:
@@ -164,12 +163,12 @@ class DetachedCreation:
     # -- deaths --
 
     def begin_anew(self, node: bytes) -> None:
-        """Drop the requests of a node's former daemon: its processes repeat theirs."""
+        """Drop the former daemon's requests: its processes repeat theirs."""
         self._open = {each: request for each, request in self._open.items() if request.source[1:] != node}
         self.made = [each for each in self.made if each[1][1:] != node]
 
     def node_died(self, node: bytes) -> None:
-        """Send the requests to a dead node to the next home of the job, and drop its own."""
+        """Redirect requests to the job's next home, and drop the dead node's own."""
         self.begin_anew(node)
         for actor_id, request in list(self._open.items()):
             if request.to == node:

@@ -1,13 +1,11 @@
 """Draining: a node gives away what it has for others, then leaves its cluster.
 
-The other nodes place nothing new on it, and it returns tasks of others that it has not begun. It waits for tasks that run here, and for
-tasks whose home is here. Actors of other homes that may be made again end after their running calls, and live on elsewhere
-(``relocation``). All other actors end with the node, once no task is left that may need them, and they have no calls.
+It is given nothing new, and returns what it has not begun for others. It waits for tasks that run here or are at home here. Actors of other
+homes that may be made again end after their running calls (``relocation``). All other actors end with the node, once they have no calls and
+no task is left that may need them.
 
-Values that only this node has are copied. A value of another home is copied to that home, a value of this home to a node that holds refs to
-it. Once this node has left, the home of the job adopts such values from there (``failover``).
-
-With ``node_idle_seconds`` a node that has been idle for that long drains itself.
+Values that only this node has are copied: to their home, or from here to a node that holds refs to them; later the home of the job adopts
+those from there (``failover``).
 """
 
 from __future__ import annotations
@@ -31,11 +29,11 @@ from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import DEAD
 
 LOOK_SECONDS = 1.0
-"""Seconds between looks whether the node is idle; less if it drains itself after a few seconds."""
+"""Seconds between looks whether the node is idle; less if ``node_idle_seconds`` is short."""
 
 
 class Draining:
-    """The drain of this node, and requests of nodes that are drained."""
+    """The drain of this node, and what drained nodes request."""
 
     def __init__(
         self,
@@ -59,21 +57,21 @@ class Draining:
         if self.look_at is not None:
             tables.deadlines.note(IDLENESS, self.look_at)
         self._busy_at = 0.0
-        """The last look at which this node was not idle; before the first, when it began."""
+        """The last look at which it was busy; at first, when it began."""
         self._ended = False
         self._asked: set[bytes] = set()
         self._unanswered: dict[bytes, tuple[bytes, int]] = {}
-        """Unanswered questions whether each node has received everything, and the daemon asked."""
+        """Nodes asked whether they have received everything: the question and the daemon asked."""
         self._announced: set[bytes] = set()
         self._copying: dict[bytes, bytes] = {}
-        """Own values that others are to copy: the node, by object."""
+        """Own values that others are to copy, each with the node."""
         self._copied: set[bytes] = set()
         """Own values that others have copied."""
         self.wanted: dict[bytes, bytes] = {}
-        """Values to copy for nodes that are drained: the node, by object."""
+        """Values to copy for drained nodes, each with the node."""
 
     def begin(self, now: float) -> None:
-        """Note when this node began: it has been idle since then at the longest."""
+        """Note when this node began."""
         self._busy_at = now
 
     def drain(self, now: float, force: bool = False, at_once: bool = False) -> dict[str, Any]:
@@ -103,7 +101,7 @@ class Draining:
         return {"tasks": tasks, "values": len(values), "actors": actors, "ended": self._ended}
 
     def tick(self, now: float) -> None:
-        """Begin to drain this node once it has been idle for ``node_idle_seconds``."""
+        """Drain this node once it is idle for ``node_idle_seconds``."""
         if self.look_at is None or now < self.look_at:
             return
         tables, patience = self.tables, self.tables.config.node_idle_seconds
@@ -115,7 +113,7 @@ class Draining:
             self.drain(now)
 
     def idle_seconds(self, now: float) -> float:
-        """For how long this node has done nothing; 0 while it does something, or a program is connected."""
+        """Seconds without work here; 0 while a program is connected."""
         return max(0.0, now - self._idle_since()) if self._is_idle() else 0.0
 
     def _idle_since(self) -> float:
@@ -123,14 +121,14 @@ class Draining:
         return max([self._busy_at, self.workers.last_removed, *ends])
 
     def _is_idle(self) -> bool:
-        """Whether this node does nothing for anybody. Values do not count: others copy them."""
+        """Whether it does nothing for anybody. Values do not count: others copy them."""
         tables = self.tables
         if tables.recovering or tables.bundles or self._actors() or any(worker.state != IDLE for worker in tables.workers.values()):
             return False
         return not self._tasks() and not any(job.driver for job in tables.jobs.values() if not job.home and not job.ended)
 
     def end_of_turn(self, now: float) -> None:
-        """Give away what can be given away, and leave once nothing is left."""
+        """Give away what is possible; leave once nothing is left."""
         for node in self.tables.nodes.values():
             if node.token not in self._announced and node.is_ready:
                 self._announced.add(node.token)
@@ -178,7 +176,7 @@ class Draining:
         return sum(task.state != DONE for task in self.tables.tasks.values())
 
     def _values(self) -> dict[bytes, bytes]:
-        """Values that others need and may lack: the node that is to copy each."""
+        """Values that others may lack, with the node that is to copy each."""
         found: dict[bytes, bytes] = {}
         for record in self.tables.values():
             nodes = [each for each in sorted(record.all_holders) if each in self.tables.nodes]
@@ -199,7 +197,7 @@ class Draining:
     # -- what others ask --
 
     def on_draining(self, now: float, source: Address, message: m.NodeDraining) -> None:
-        """Place nothing new on a drained node, and reserve its bundles elsewhere."""
+        """Place nothing on a drained node; reserve its bundles elsewhere."""
         self.tables.nodes[source[1:]].draining = True
         self.groups.node_drained(source[1:])
 
@@ -216,7 +214,7 @@ class Draining:
                 self.tables.send_to_node(source[1:], m.ValuesCopied((object_id,)))
 
     def answer(self) -> None:
-        """Notify drained nodes of the values that are here now."""
+        """Report copied values."""
         for object_id, node in list(self.wanted.items()):
             record = self.tables.find(object_id)
             if record is None or _is_here(record) or node not in self.tables.nodes:

@@ -1,15 +1,12 @@
 """Rows entrusted to the home of their job, which runs them again if this node dies.
 
-The home of a task is the node where it was submitted. While only processes of that node refer to its value, nobody is left to need the
-value if the node dies. So a row is entrusted when another node is about to depend on its value: before its hold is acknowledged
-(``Borrowed``), and before a ref leaves inside an outcome or a value. Arguments of delegated tasks are exempt: those tasks are void if their
-home dies. Tasks whose parent has ended are entrusted as *unfinished*: they run again even if nothing refers to their values. The home of a
-job entrusts nothing.
+A row is entrusted when another node is about to depend on its value: before the hold is acknowledged (``Borrowed``), and before a ref
+leaves inside an outcome or a value. Arguments of delegated tasks are exempt: those tasks are void if their home dies. Tasks whose parent
+has ended are entrusted as *unfinished*: they run again even if nothing refers to their values. The home of a job entrusts nothing.
 
-``Entrust`` is numbered and acknowledged by ``Entrusted``. Messages that make another node depend on a row go through ``rows``, which
-retains them until every earlier ``Entrust`` is acknowledged. Row by row, ``Finished`` reports an outcome and ``Withdraw`` an end of need.
-After a restart of the home all rows are entrusted again; after a restart of this node the homes report which rows they have, and ``settle``
-withdraws the unneeded ones.
+What makes another node depend on a row goes through ``rows``, which retains it until every earlier ``Entrust`` is acknowledged
+(``Entrusted``). ``Finished`` reports an outcome and ``Withdraw`` an end of need. After a restart of the home all rows are entrusted again;
+after a restart of this node the homes report their rows, and ``settle`` withdraws the unneeded ones.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 
 BYTES_MAX = MiB // 2
-"""Bytes of arguments after which a message is full."""
+"""Bytes of arguments that fill a message."""
 
 
 class Entrusting:
@@ -35,20 +32,20 @@ class Entrusting:
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self.rows = PeerChannel(tables.nodes, tables.send_to_node, ordered=True)
-        """The ``Entrust`` messages. What makes another node depend on objects is sent behind their rows."""
+        """``Entrust`` messages; what makes another node depend on objects goes behind them."""
         self._reported: dict[bytes, bytes] = {}
-        """Homes that report rows of an earlier daemon of theirs or of this node, by task id."""
+        """Homes that report rows of an earlier daemon, by task id."""
         self._settled = not tables.recovering
-        """Whether it is known which of these rows are needed."""
+        """Whether the needed rows are known."""
 
     def entrust(self, object_ids: Iterable[bytes]) -> None:
-        """Entrust the rows that make these objects, and transitively the rows of their inputs, unless they are entrusted."""
+        """Entrust the rows that make these objects, and transitively those of their inputs."""
         makers = self._makers(object_ids)
         if makers:
             self._entrust(makers)
 
     def entrust_unfinished(self, tasks: list[TaskRecord]) -> None:
-        """Entrust tasks as unfinished: they run again even if nothing refers to their values."""
+        """Entrust tasks that run again even if nothing refers to their values."""
         known = [task for task in tasks if task.facts().entrusted]
         for task in tasks:
             task.facts().unfinished = True
@@ -59,7 +56,7 @@ class Entrusting:
                 self.tables.send_to_node(job.home, m.Entrust(self.rows.number_for(job.home), job.id, (), (), (), task_ids))
 
     def finished(self, tasks: list[TaskRecord]) -> None:
-        """Notify the homes of their jobs that tasks entrusted as unfinished have outcomes."""
+        """Report outcomes of tasks entrusted as unfinished."""
         by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for task in tasks:
             by_home[task.function.queue.job.home].append(task.id)
@@ -98,18 +95,18 @@ class Entrusting:
         self.tables.counts["entrusted"] += len(tasks)
 
     def on_entrusted(self, now: float, source: Address, message: m.Entrusted) -> None:
-        """Accept an acknowledgement, or a home's report of the rows that it has."""
+        """Accept an acknowledgement, or a home's report of its rows."""
         self._reported.update(dict.fromkeys(message.task_ids, source[1:]))
         if self._settled:
             self.settle()
         self.rows.acknowledged(source[1:], message.number)
 
     def repeat(self, home: bytes) -> None:
-        """Entrust again the rows that the former daemon of a home had."""
+        """Entrust again what a home's former daemon had."""
         self.repeat_jobs([job for job in self.tables.jobs.values() if job.home == home])
 
     def repeat_jobs(self, jobs: list[JobRecord]) -> None:
-        """Entrust again the rows of these jobs: their homes, or the daemons of these, are new."""
+        """Entrust again the rows of these jobs, at new homes or daemons."""
         found: defaultdict[JobRecord, list[TaskRecord]] = defaultdict(list)
         for task in self.tables.tasks.values() if jobs else ():
             if task.rare is not None and task.rare.entrusted and task.function.queue.job in jobs:
@@ -138,7 +135,7 @@ class Entrusting:
         self.rows.renew()
 
     def end_of_turn(self) -> None:
-        """Withdraw the rows of this turn that nothing needs."""
+        """Withdraw what nothing needs."""
         by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for task in self.tables.withdrawn:
             by_home[task.function.queue.job.home].append(task.id)
@@ -151,7 +148,7 @@ class Entrusting:
 
 
 def _batches(tasks: list[TaskRecord]) -> Iterator[list[TaskRecord]]:
-    """Batches of at most ``ROWS_MAX`` rows and about ``BYTES_MAX`` bytes."""
+    """Batches of ``ROWS_MAX`` rows and about ``BYTES_MAX`` bytes."""
     batch: list[TaskRecord] = []
     size = 0
     for task in tasks:

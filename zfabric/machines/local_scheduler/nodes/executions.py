@@ -1,7 +1,7 @@
 """The executor's side of delegated tasks.
 
-Their records are as any others, in queues of their own. However an attempt ends, its end is reported to the home (``Ended``), which decides
-what follows, and no record of the task stays here. A report and its pins are retained until the home acknowledges it.
+However an attempt ends, its end is reported (``Ended``) to the home, which decides what follows, and no record stays here. The report and
+its pins are retained until the home acknowledges it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from zfabric.protocol.options import in_bundle, option
 
 
 class Executions:
-    """Accepts delegated tasks, and reports how their attempts end."""
+    """Accepts delegated tasks, and reports their ends."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Executions:
         self.tables.counts["received_delegated"] += len(message.rows)
 
     def adopt(self, row: m.Row, attempt: int, job: JobRecord) -> TaskRecord | None:
-        """Make the record of a task that a worker reports after a restart. Return None if its home is dead or its function unknown."""
+        """Make the record of a task that a worker reports after a restart. None if its home is dead or its function unknown."""
         home = next((node for node in self.tables.nodes.values() if node.number == node_of(attempt)), self.tables.nodes.get(job.home))
         function = job.delegated.get(row[1])
         if function is None and row[1] in job.functions:
@@ -123,7 +123,7 @@ class Executions:
     def attempts_of(self, home: NodeRecord) -> m.Rows:
         """A home's attempts ``(task_id, attempt)`` that are here, or whose end is not acknowledged.
 
-        Running attempts come last: a task may run again after an attempt with such an end.
+        Running ones come last: a task may run again after an unacknowledged end.
         """
         found: list[tuple[bytes, int]] = []
         for message in home.ends:
@@ -135,7 +135,7 @@ class Executions:
         return (*found, *((task.id, task.attempt) for task in here))
 
     def repeat_ends(self, home: NodeRecord) -> None:
-        """Repeat to a home the unacknowledged ends, and those of tasks that have made actors here."""
+        """Repeat unacknowledged ends, and those that have made actors here."""
         for message in home.ends:
             self.borrowing.holds.send(home.token, message)
         for guest in self.tables.guests.values():
@@ -143,13 +143,13 @@ class Executions:
                 self.tables.delegated_ends.append((guest.task, OK, (b"actor",), None, ()))
 
     def life_ended(self, home: NodeRecord, actor_id: bytes, attempt: int) -> None:
-        """Drop the unacknowledged end that made an actor whose process has died: the home's next daemon would believe that it lives."""
+        """Drop the unacknowledged end that made a dead actor: the home's next daemon would believe that it lives."""
         for message in list(home.ends):
             if isinstance(message, m.Ended) and (actor_id, attempt) in (row[:2] for row in m.Completed(*message.completed).rows):
                 home.ends.replace(message, message._replace(completed=tuple(_without(m.Completed(*message.completed), actor_id))))
 
     def job_of(self, about: m.Row, now: float) -> JobRecord | None:
-        """The record of a job; None if it has ended, or this node stops and homes run its tasks again."""
+        """The job's record; None if it has ended, or this node stops and homes run its tasks again."""
         identifier, namespace, home = about
         if self.jobs.all_ended:
             return None
@@ -169,7 +169,7 @@ class Executions:
         return here + waiting >= tables.config.actors_max
 
     def _refuse(self, row: RefusedRow, known: TaskRecord | None) -> None:
-        """Fail a row that cannot run here, unless this very attempt is here."""
+        """Fail a row, unless this very attempt is here."""
         if known is not None and known.submitter == row.submitter and known.attempt == row.attempt:
             return
         why = "its function was not sent with it" if known is None else "a task with its id is there already"
@@ -178,7 +178,7 @@ class Executions:
         self.tables.delegated_ends.append((row, FAILED, (failure,), None, ()))
 
     def _receive_values(self, values: m.Rows, homes: m.Rows, sender: bytes) -> None:
-        """Enter the values of dependencies; the sender retains them as long as the rows."""
+        """Enter dependencies; the sender retains them as long as the rows."""
         for object_id, value, contained in values:
             self.borrowing.refer((object_id, *contained), homes, sender)
             record = self.tables.find(object_id)
@@ -191,7 +191,7 @@ class Executions:
                 self.outcomes.announce(record)
 
     def _await_values(self, task: TaskRecord) -> None:
-        """Have the task wait for missing values, which are fetched at once, before a worker is free."""
+        """Fetch missing values at once, before a worker is free."""
         missing = 0
         for object_id in task.row[3]:
             record = self.tables.find(object_id)
@@ -219,7 +219,7 @@ class Executions:
             task.facts().demand_queue = self.tables.queue_for(task.function.queue.job, own)
 
     def on_stop_delegated(self, now: float, source: Address, message: m.StopDelegated) -> None:
-        """Stop an attempt and, if ``recursive``, its children. The request may come again."""
+        """Stop an attempt and, if ``recursive``, its children. May come again."""
         task = self.tables.tasks.get(message.task_id)
         if task is None and message.recursive and source[1:] in self.tables.nodes:  # It has ended.
             prefix = child_prefix(message.task_id[:JOB_BYTES], message.task_id, 0, salt_of(message.attempt))
@@ -259,16 +259,15 @@ class Executions:
     def report(
         self, home: NodeRecord, message: Sent, named: Sequence[bytes], pinned: Sequence[bytes] = (), calls: CallsByWorker = NO_CALLS
     ) -> None:
-        """Send ends to another node; retain them, and pins of at least what they name, until acknowledged (``PeerOutbox.retain``)."""
+        """Send ends; retain them, and pins of at least what they name, until acknowledged (``PeerOutbox.retain``)."""
         if named:
             self.entrusting.entrust(named)
         self.borrowing.holds.send(home.token, message)
         home.ends.retain(message, tuple(pinned or named), calls)
 
     def home_died(self, dead: NodeRecord) -> list[m.Completed]:
-        """Report unacknowledged ends of a dead home to its heirs. Return the ends for this node as heir, with refs inside pinned.
-
-        Each heir first receives the attempts in ``Remains``, as from ``Orphans.report``.
+        """Report unacknowledged ends to the heirs, each behind its attempts (``Remains``). Return the ends for this node as heir, with refs
+        inside pinned.
         """
         own: list[m.Completed] = []
         for message in dead.ends:
@@ -296,12 +295,12 @@ class Executions:
                 own.append(report.completed())
 
     def on_ends_received(self, now: float, source: Address, message: m.EndsReceived) -> list[Sent]:
-        """Accept an acknowledgement: the home has the reports and holds what they name. Return the reports that no caller lacks."""
+        """Drop acknowledged reports: the home holds what they name. Return those that no caller lacks."""
         home = self.tables.nodes.get(source[1:])
         return self._over(home.ends.acknowledged(message.number, message.callers)) if home is not None else []
 
     def home_gone(self, dead: NodeRecord) -> None:
-        """Drop what a dead home has not acknowledged."""
+        """Drop its unacknowledged ends."""
         self._over(dead.ends.take_all())
 
     def _over(self, retained: list[Retained]) -> list[Sent]:
@@ -332,7 +331,7 @@ class _Report:
         """Runs that succeeded, by function."""
 
     def add(self, row: m.Row, extra: tuple[m.Row, m.Row] | None, named: m.Ids) -> None:
-        """Add an attempt: row and extra as in ``Completed``, and the refs inside."""
+        """Add an attempt, with row and extra of ``Completed``."""
         if extra is not None:
             self.extras.append((len(self.rows), *extra))
         self.rows.append(row)

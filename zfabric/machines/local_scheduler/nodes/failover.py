@@ -1,18 +1,16 @@
 """How the home of a job becomes the heir of a dead node: it takes over the job's tasks that were at home there.
 
-Reports. The heir has the entrusted rows (``entrusting``), with those that are unfinished. Each survivor sends ``Remains`` (``orphans``):
-objects of the dead node that it holds or whose rows it needs, values and other outcomes that it retains, and attempts that it runs. Its
-last ``Remains`` is ``complete``; a node that never knew the dead one sends ``TookOver`` instead. Ends of attempts that arrive meanwhile
-(``Ended``) are set aside with their refs pinned.
+Reports. Besides the entrusted rows, the heir receives ``Remains`` from each survivor (``orphans``): objects of the dead node that it holds
+or whose rows it needs, outcomes that it retains, and attempts that it runs. The last is ``complete``; a node that never knew the dead one
+sends ``TookOver`` instead. Ends of attempts that arrive meanwhile are set aside, with their refs pinned.
 
 Barrier. The heir waits until each survivor has reported or is dead too. Until then its records of the objects are borrowed ones.
+``_take_over`` then rebuilds, in this order: records of needed rows and their inputs, and of objects without a row; values; ends of attempts
+that ran here; attempts elsewhere; lost values that are held, and unfinished tasks without an attempt; the ends set aside. Unneeded attempts
+are stopped.
 
-Rebuild, in ``_take_over``: make records for the needed rows, their inputs, and objects without a row; retain the rows that these name;
-adopt values; accept the ends of attempts that ran here; adopt attempts that run elsewhere; make lost values that are held available, and
-run unfinished tasks without an attempt; accept the ends that were set aside; stop attempts that nobody needs.
-
-Release. Every survivor is the heir for its own jobs. An heir sends ``TookOver`` behind its own holds, so that nothing is released before it
-is registered as a holder. Once every survivor has sent its ``TookOver``, the holds of the dead node are released.
+Release. Every survivor is the heir for its own jobs, and sends ``TookOver`` behind its own holds. The holds of the dead node are released
+once all have, so only after the new holders are registered.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ from zfabric.protocol.options import names_objects, option
 
 
 class _Copy(NamedTuple):
-    """An outcome of an object on a node that retains it; fields as in ``Remains``."""
+    """An object's outcome on a node that retains it, as in ``Remains``."""
 
     node: bytes
     status: int
@@ -69,22 +67,22 @@ class _Copy(NamedTuple):
 class _Takeover:
     def __init__(self) -> None:
         self.survivors: set[bytes] | None = None
-        """Nodes that report; None until this node is notified of the death."""
+        """Nodes that report; None until the death is known."""
         self.reported: set[bytes] = set()
         self.done = False
         self.taken: set[bytes] = set()
         self.copies: defaultdict[bytes, list[_Copy]] = defaultdict(list)
         self.own: list[TaskRecord] = []
-        """Delegated attempts of the dead node that run here."""
+        """Its attempts that run here."""
         self.attempts: dict[bytes, tuple[bytes, int]] = {}
-        """Attempts that run on other nodes: (node, attempt) by task id."""
+        """Attempts elsewhere: (node, attempt) by task id."""
         self.ends: list[tuple[bytes, m.Row, m.Row | None, m.Ids]] = []
-        """Ends of attempts on other nodes: (node, row and extra of ``Completed``, refs inside, pinned)."""
+        """Their ends: (node, row and extra of ``Completed``, pinned refs inside)."""
         self.own_ends: list[m.Completed] = []
-        """Ends of attempts here that the dead node had not acknowledged. The refs inside are pinned."""
+        """Unacknowledged ends of attempts here. The refs inside are pinned."""
 
     def with_values(self) -> Iterator[bytes]:
-        """Tasks with an attempt that has ended with values."""
+        """Tasks that an attempt has ended with values."""
         rows = [row for _, row, _, _ in self.ends] + [row for completed in self.own_ends for row in completed.rows]
         return (row[0] for row in rows if row[2] == OK)
 
@@ -147,7 +145,7 @@ class Failover:
         self.tables.send_to_node(home, m.Entrusted(message.number))
 
     def _store(self, row: m.Row, home: bytes, named: m.Rows, known: EntrustedRow | None) -> LineageBlock | None:
-        """Store a row for this node's next daemon, which may begin after the row's home has died."""
+        """Store a row for this node's next daemon: it may begin after the row's home has died."""
         if known is not None and known.block is not None:
             if known.row == row:
                 return known.block
@@ -175,10 +173,7 @@ class Failover:
                 self._drop(rows.pop(task_id))
 
     def begin_anew(self, node: bytes) -> None:
-        """Drop what a node's former daemon reported.
-
-        The new daemon reports again: it starts from the table of its predecessor, and may learn of the death only later.
-        """
+        """Drop the former daemon's reports: the next one reports again, perhaps before it learns of the death."""
         for takeover in self._takeovers.values():
             self._forget_reports(takeover, node)
             takeover.reported.discard(node)
@@ -186,7 +181,7 @@ class Failover:
         self.references.release_rows_for(node, list(self.tables.retained_rows.get(node, ())))
 
     def repeat(self, node: bytes) -> None:
-        """Repeat the reports on dead nodes, and confirm which rows of the other node are here."""
+        """Repeat reports on dead nodes, and confirm which of its rows are here."""
         self.repeat_reports(node)
         for task_ids in batches(self.tables.entrusted.get(node, ())):
             self.tables.send_to_node(node, m.Entrusted(0, task_ids))
@@ -194,7 +189,7 @@ class Failover:
     # -- reports on a dead one --
 
     def repeat_reports(self, node: bytes) -> None:
-        """Repeat to a node that nothing more is reported on dead ones, and which are taken over."""
+        """Repeat which dead nodes are taken over, and that no more reports follow."""
         for dead, takeover in self._takeovers.items():
             if takeover.survivors is not None and node not in takeover.taken:
                 self.tables.send_to_node(node, m.Remains(dead, (), (), (), True))
@@ -202,10 +197,7 @@ class Failover:
                 self.tables.send_to_node(node, m.TookOver(dead))
 
     def node_died(self, dead: bytes, survivors: Iterable[bytes], ended: list[m.Completed], now: float) -> None:
-        """Begin a succession, and drop the dead node from the other ones.
-
-        ``ended`` are ends for it that it had not acknowledged (``Executions.home_died``).
-        """
+        """Begin a succession. ``ended`` are the unacknowledged ends (``Executions.home_died``)."""
         takeover = self._takeovers.setdefault(dead, _Takeover())
         takeover.own_ends = ended
         takeover.survivors = set(survivors) - {dead}
@@ -218,7 +210,7 @@ class Failover:
         self._advance(now)
 
     def _forget_reports(self, takeover: _Takeover, node: bytes) -> None:
-        """Drop what a dead node had reported in a succession."""
+        """Drop what a node, dead by now, had reported."""
         for copies in takeover.copies.values():
             copies[:] = [copy for copy in copies if copy.node != node]
         takeover.attempts = {task_id: each for task_id, each in takeover.attempts.items() if each[0] != node}
@@ -228,7 +220,7 @@ class Failover:
         takeover.ends = [each for each in takeover.ends if each[0] != node]
 
     def on_remains(self, now: float, source: Address, message: m.Remains) -> None:
-        """Enter a report on a dead node. It may arrive before the death is known here."""
+        """Enter a report. It may arrive before the death is known here."""
         node = source[1:]
         if node not in self.tables.nodes:
             self.tables.counts["refused"] += 1
@@ -280,7 +272,7 @@ class Failover:
         return bool(self._takeovers)
 
     def on_ended(self, now: float, source: Address, message: m.Ended) -> None:
-        """Set aside ends of attempts that a succession has yet to adopt, and accept the others."""
+        """Accept ends of attempts, or set them aside for a succession."""
         node = source[1:]
         waiting = {each: takeover for takeover in self._takeovers.values() for each, (at, _) in takeover.attempts.items() if at == node}
         if waiting and node in self.tables.nodes:
@@ -308,7 +300,7 @@ class Failover:
         return message._replace(completed=tuple(m.Completed.of(tuple(rows), tuple(kept), completed.durations)))
 
     def on_reclaimed(self, now: float, source: Address, message: m.Reclaimed) -> None:
-        """Drop attempts that a node returns without having begun them."""
+        """Drop attempts that were not begun."""
         for takeover in self._takeovers.values():
             for task_id in message.task_ids:
                 if takeover.attempts.get(task_id, (b"", 0))[0] == source[1:]:
@@ -318,7 +310,7 @@ class Failover:
     # -- taking over --
 
     def on_took_over(self, now: float, source: Address, message: m.TookOver) -> None:
-        """Note that another node has taken over, or never knew the dead one: it reports nothing more."""
+        """Note that a node reports nothing more."""
         if message.node in self.tables.nodes or message.node in self._takeovers:
             takeover = self._takeovers.setdefault(message.node, _Takeover())
             takeover.reported.add(source[1:])
@@ -326,7 +318,7 @@ class Failover:
             self._advance(now)
 
     def _advance(self, now: float) -> None:
-        """Take over where the barrier has closed. Release the dead node's holds once all survivors have taken over."""
+        """Take over where the barrier has closed. Release holds once all survivors have taken over."""
         for dead, takeover in list(self._takeovers.items()):
             if takeover.survivors is None:
                 continue
@@ -340,14 +332,14 @@ class Failover:
                 self.references.node_gone(dead)
 
     def end_of_turn(self) -> None:
-        """Notify survivors that this node has taken over, behind its own holds."""
+        """Notify survivors, behind this node's own holds."""
         for dead, survivors in self.to_tell:
             for node in sorted(survivors & self.tables.nodes.keys()):
                 self.borrowing.holds.send(node, m.TookOver(dead))
         self.to_tell.clear()
 
     def _take_over(self, dead: bytes, takeover: _Takeover, now: float) -> None:
-        """Become the home of the dead node's tasks and objects; the order is in the module's text."""
+        """Become the home of the dead node's tasks and objects, in the order of the module's text."""
         rows = self.tables.entrusted.pop(dead, {})
         orphans = [each for each in self.tables.objects.values() if each.home == dead and self.tables.job_home(each.id) == b""]
         for orphan in orphans:
@@ -400,7 +392,7 @@ class Failover:
             self.tables.counts["taken_over"] += len(tasks)
 
     def _retain_foreign_rows(self, tasks: Iterable[TaskRecord]) -> None:
-        """Have the homes of the objects that these tasks name retain their rows."""
+        """Have homes retain the rows of the objects that these tasks name."""
         for record in (self.tables.find(each) for task in tasks for each in named_by(task)):
             if record is not None and record.hold is not None and record.hold.retain_row():
                 self.tables.to_retain.append(record)
@@ -418,7 +410,7 @@ class Failover:
         return found
 
     def _restore(self, entrusted: EntrustedRow, job: JobRecord, dead: bytes, now: float) -> TaskRecord:
-        """Make the record of a task whose row is stored already. An attempt that runs here goes on as one of this node."""
+        """Make the record of a stored row. An attempt that runs here goes on as this node's."""
         row, tables = entrusted.row, self.tables
         function = job.functions[row[1]]
         task = tables.tasks.get(row[0])
@@ -466,7 +458,7 @@ class Failover:
         return [self.tables.objects[each] for each in unknown]
 
     def _become_home(self, orphan: ObjectRecord) -> None:
-        """Make this node the home of an object that no row makes. A value that is not here counts as lost for now."""
+        """Make this node the home of an object that no row makes. Without a value here it counts as lost for now."""
         orphan.become_home(_durability(orphan.id))
         if orphan.status == PENDING:
             orphan.lose(self.tables.inline)
@@ -474,7 +466,7 @@ class Failover:
         self.tables.unwanted.append(orphan.id)  # A rebuilt value may differ from the copy that is under way.
 
     def _join(self, value: AnyObject, orphan: ObjectRecord) -> None:
-        """Move the state of a dead node's object into the record of a restored task's value."""
+        """Move an object's state into the record of a restored value."""
         if value.join(orphan, self.tables.inline):
             if value.status != OK:
                 self.tables.note_failure(value)
@@ -483,7 +475,7 @@ class Failover:
         self.tables.for_nodes = [(node, value if each is orphan else each) for node, each in self.tables.for_nodes]
 
     def _adopt_values(self, takeover: _Takeover, records: list[AnyObject]) -> None:
-        """Adopt one copy of each lost value, and release the other copies."""
+        """Adopt one copy of each lost value, release the others."""
         lost = {each.object_id: each for each in records if each.is_lost}
         for identifier, copies in takeover.copies.items():
             for copy in copies:
@@ -501,7 +493,7 @@ class Failover:
                 self.tables.counts["adopted"] += 1
 
     def _adopt_attempts(self, takeover: _Takeover, needed: set[TaskRecord]) -> None:
-        """Adopt the attempts on other nodes whose values are needed. Stop the others, unless they have ended."""
+        """Adopt needed attempts on other nodes. Stop the others, unless they have ended."""
         ended = {(row[0], row[1]) for _, row, _, _ in takeover.ends if row[2] != LOST}
         for task_id, (token, attempt) in takeover.attempts.items():
             task = self.tables.tasks.get(task_id)
@@ -523,7 +515,7 @@ class Failover:
         self.tables.counts["adopted"] += 1
 
     def _must_not_run_twice(self, task: TaskRecord) -> bool:
-        """Fail a task that may have run on the dead node and may run only once. Return whether it is one."""
+        """Fail a task that may run only once and may have run on the dead node. Return whether it is one."""
         if not _is_to_run(task) or not self.tables.runs_once(task):
             return False
         text = f"{task.name} may have run on a node that is dead, and max_retries=0 forbids another attempt"
@@ -551,7 +543,7 @@ class Failover:
             self.borrowing.settle(named)
 
     def _accept_own_ends(self, dead: bytes, ends: list[m.Completed], needed: set[TaskRecord], now: float) -> None:
-        """Accept the ends of attempts that ran here. Large values are in their records; a task runs again if they are not."""
+        """Accept ends of attempts that ran here. A task whose large value has no record runs again."""
         for completed in ends:
             node = NodeRecord(dead, 0, "", {}, {}, now)
             named: list[bytes] = []
@@ -567,19 +559,19 @@ class Failover:
             self.borrowing.settle(named)
 
     def _end_attempts(self, own: list[TaskRecord], now: float) -> None:
-        """Stop the dead node's attempts here that nobody needs, with their children."""
+        """Stop unneeded attempts here, with their children."""
         void = [task for task in own if task.function.delegated and task.state != DONE]
         for task in self.stopping.with_children(void):
             self.stopping.stop(task, "cancelled", now)
 
 
 def _is_to_run(task: TaskRecord) -> bool:
-    """Whether a task lacks a value and has no attempt, or has none to make."""
+    """Whether it lacks a value and an attempt, or has no value to make."""
     return task.state == DONE and (task.outputs == () or any(value.is_lost for value in task.values()))
 
 
 def _durability(identifier: bytes) -> int:
-    """Whether the head may have the value of an object that no row makes."""
+    """Whether the head may have an object that no row makes."""
     return DURABLE if is_put(identifier) else NOT_DURABLE
 
 

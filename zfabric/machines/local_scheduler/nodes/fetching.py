@@ -1,8 +1,7 @@
 """Values that cross between nodes: small and durable ones in daemons' messages, others as copies of the transfer agents.
 
-A request goes to the home (``FetchValues``), which answers with the value or with an *offer*: its size and the nodes to copy it from. If no
-copy succeeds, the home is asked again. A copy may be dropped once for want of room; the next one is spilled like any value, or two inputs
-of one task could evict each other for ever.
+A home answers ``FetchValues`` with the value or with an *offer*: its size and nodes to copy it from. If no copy succeeds, the home is asked
+again. A copy may be dropped once for want of room; the next one is spilled, or two inputs of one task could evict each other for ever.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Fetching:
         self.copies = copies
 
     def end_of_turn(self) -> None:
-        """Request what is wanted here, answer requests, and end unneeded copies."""
+        """Request values, answer requests, and end unneeded copies."""
         for object_id in (*self.tables.unwanted, *(each for _, each in self.tables.given_up)):
             self.copies.stop(object_id)
         self.tables.unwanted.clear()
@@ -63,11 +62,11 @@ class Fetching:
             self._answer()
 
     def on_node_found_dead(self, transition: NodeFoundDead) -> None:
-        """Handle the death of a node that was never known here."""
+        """Handle the death of a node unknown here."""
         self.node_died(transition.node)
 
     def node_died(self, node: bytes) -> None:
-        """Find other sources for values that a dead node had or was asked for."""
+        """Find other sources for its values."""
         self.unknown_nodes.mark_dead(node)
         self.borrowing.node_died(node)
         for record in self.tables.values():
@@ -79,14 +78,14 @@ class Fetching:
                 self.tables.spare.append(record)
 
     def _ask_next_home(self, record: AnyObject) -> None:
-        """Request a value of a dead home from the heir. If this node is the heir, the value waits for the succession."""
+        """Request a dead home's value from the heir. If that is this node, the value waits for the succession."""
         if record.status == PENDING and self.orphans.rehome(record):
             self.tables.want(record)
 
     # -- at home --
 
     def on_fetch_values(self, now: float, source: Address, message: m.FetchValues) -> None:
-        """Answer requests for values that exist; note the others."""
+        """Answer requests for existing values; note the others."""
         node = source[1:]
         if node not in self.tables.nodes:
             return
@@ -103,7 +102,7 @@ class Fetching:
                 self.tables.for_nodes.append((node, record))
 
     def _answer(self) -> None:
-        """Answer requests for existing values. Small ones in the arena are read first."""
+        """Answer requests. Small values in the arena are read first."""
         wanted, self.tables.for_nodes = self.tables.for_nodes, []
         for node, record in wanted:
             if node not in self.tables.nodes:
@@ -134,7 +133,7 @@ class Fetching:
         self.entrusting.rows.send(node, m.FetchedValues((row,), self.tables.homes_of(record.contained)))
 
     def on_value_read(self, now: float, source: Address, message: m.ValueRead) -> None:
-        """Send a value read from the arena to the nodes that requested it, and unpin it."""
+        """Send a value read from the arena, and unpin it."""
         if self.tables.store_address is not None:
             self.tables.send(self.tables.store_address, m.Unpin((message.object_id,)))
         askers = self.tables.locating.get(message.object_id, [])
@@ -154,7 +153,7 @@ class Fetching:
                 self.tables.send_to_node(node, m.FetchedValues((row,), ()))
 
     def on_copy_lost(self, now: float, source: Address, message: m.CopyLost) -> None:
-        """Accept that another node has lost a value that it retained for this one."""
+        """Record that a value retained for this node is lost."""
         record = self.tables.find(message.object_id)
         if record is not None and isinstance(record.value, Elsewhere) and record.value.place == source[1:]:
             self.rebuilding.copy_lost(record, message.reason)
@@ -162,7 +161,7 @@ class Fetching:
     # -- away from home --
 
     def _take_fetches(self) -> dict[bytes, list[bytes]]:
-        """Begin copies of own values that lie elsewhere. Return the requests for others, by home."""
+        """Begin copies of own values that lie elsewhere. Return requests for others, by home."""
         by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
         while self.tables.to_fetch:
             wanted, self.tables.to_fetch = self.tables.to_fetch, []
@@ -187,7 +186,7 @@ class Fetching:
                     self._receive(record, status, value, contained, message.homes, source[1:])
 
     def expect(self, record: AnyObject, offer: m.Row, contained: m.Ids, homes: m.Rows, sender: bytes) -> None:
-        """Have a large value copied; ``offer`` is its size and nodes. The refs inside are held from now on."""
+        """Have a large value copied; ``offer`` is its size and nodes. Hold the refs inside."""
         self.borrowing.refer(contained, homes, sender)
         self.outcomes.contain(record, contained)
         self.borrowing.settle(contained)
@@ -232,7 +231,7 @@ class Fetching:
             self.copies.discard(message, writer)
 
     def _not_copied(self, record: AnyObject, message: m.PullFailed) -> None:
-        """Request a wanted value again; or fail its readers if this node has no room."""
+        """Request the value again; or fail its readers if this node has no room."""
         if isinstance(record.value, Elsewhere):
             record.value.asked = False
         elif record.home and record.status == PENDING:
@@ -252,7 +251,7 @@ class Fetching:
         return f"node {row[2]}" if row is not None else "this node"
 
     def _refuse(self, record: AnyObject, failure: bytes) -> None:
-        """Fail all who wait for a value. Later requests may succeed."""
+        """Fail all who wait. Later requests may succeed."""
         for incarnation in record.take_fetchers():
             if incarnation in self.tables.nodes:
                 self.tables.send_to_node(incarnation, m.FetchedValues(((record.object_id, FAILED, failure, ()),), ()))
@@ -263,7 +262,7 @@ class Fetching:
                 self.outcomes.end_with(task, FAILED, failure)
 
     def on_retain_copies(self, now: float, source: Address, message: m.RetainCopies) -> None:
-        """Retain copies for their home, which has lost its own."""
+        """Retain copies for a home that has lost its own."""
         for object_id in message.object_ids:
             record = self.tables.find(object_id)
             if record is not None and record.home and type(record.value) is Stored:

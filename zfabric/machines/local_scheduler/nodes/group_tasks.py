@@ -1,7 +1,7 @@
 """Tasks in placement groups: how they reach their bundles.
 
-Their queues are *away* (``placement.where``) until the group is reserved and entirely here. Tasks for bundles of other nodes are delegated,
-those for bundles here move to a queue that uses the bundle's resources, and those for any bundle are divided by the room in the bundles.
+Their queues are *away* (``placement.where``) until the group is reserved and entirely here. Then tasks are delegated, move to a queue that
+uses a bundle's resources here, or, if any bundle will do, are divided by the room in the bundles.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class GroupTasks:
         self.tables.group_changed(message.group)
 
     def repeat(self, node: bytes) -> None:
-        """Watch a home's groups again after a restart of either daemon."""
+        """Watch a home's groups again."""
         terms = {queue.group.group for queue in self.tables.queues.values() if queue.group is not None and queue.group.home == node}
         for group in sorted(terms):
             self._asked.add(group)
             self.tables.send_to_peer(node, m.WatchGroup(group))
 
     def node_died(self, node: bytes) -> None:
-        """Treat the groups of a dead home as removed."""
+        """Treat its groups as removed."""
         lost = [term for queue in self.tables.queues.values() if (term := queue.group) is not None and term.home == node]
         for group in {term.group for term in lost}:
             self._changed(m.GroupState(group, REMOVED, (), "the node that had made it is dead"))
@@ -68,7 +68,7 @@ class GroupTasks:
             self._asked.discard(group)
 
     def end_of_turn(self, now: float) -> None:
-        """Give the tasks of queues that are away to their bundles."""
+        """Give waiting tasks to their bundles."""
         for queue in [queue for queue in self.tables.queues.values() if queue.away and queue.group is not None]:
             if queue.drop_stale() and queue.group is not None:
                 self._deal(queue, queue.group, now)
@@ -97,12 +97,11 @@ class GroupTasks:
             self._give(queue, known, places, now)
 
     def _takes(self, place: bytes) -> bool:
-        """Whether a bundle is reserved at a node that is not drained."""
         node = self.tables.nodes.get(place)
         return place == self.tables.node or (node is not None and not node.draining)
 
     def _give(self, queue: ShapeQueue, known: KnownGroup, indexes: list[int], now: float) -> None:
-        """Deal tasks out to places in rotation, in proportion to what each bundle can run at once.
+        """Deal tasks out in rotation, in proportion to what each bundle can run at once.
 
         Bundles with other resources come last, so that an actor without GPUs does not take the CPU beside one.
         """

@@ -1,7 +1,7 @@
 """Guests: actors of other homes that live here.
 
-A delegated task makes the actor in a process of this node. Its home decides everything: it notifies callers, ends the actor, restarts it.
-This node passes on the home's requests, and reports the death of the process. If the home dies, the process ends.
+The home decides everything: it notifies callers, ends the actor, restarts it. This node passes on its requests, and reports the death of
+the process. If the home dies, the process ends.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Guests:
         self.logs = logs
         self.records = tables.guests
         self._watched: dict[bytes, bytes] = {}
-        """Placement groups watched during a drain: the daemon that was asked, by group."""
+        """Groups watched during a drain, each with the daemon asked."""
 
     def on_task_ended(self, ended: GuestTaskEnded) -> None:
-        """Enter a guest that was made, or end its useless process."""
+        """Enter a guest, or end its useless process."""
         task, worker, status = ended
         if worker is not None and status == OK:
             self.records[task.id] = GuestRecord(task, worker)
@@ -61,7 +61,7 @@ class Guests:
     # -- what homes send --
 
     def on_stop_delegated(self, now: float, source: Address, message: m.StopDelegated) -> None:
-        """Stop an attempt, or end the actor that it has made."""
+        """Stop an attempt, or end the actor that it made."""
         guest = self._of(source, message.task_id, message.attempt)
         if guest is None:
             self.logs.stopped(source, message.task_id, message.attempt)
@@ -70,7 +70,7 @@ class Guests:
             self._kill(guest.worker, "its home has ended it")
 
     def on_retire_actor(self, now: float, source: Address, message: m.RetireActor) -> None:
-        """End a guest without handles, after the calls already made."""
+        """End a guest without handles, after its calls."""
         guest = self._of(source, message.actor_id, message.attempt)
         if guest is not None:
             self.tables.send_to_control(guest.worker, message)
@@ -91,7 +91,7 @@ class Guests:
         return list(self.records.values())
 
     def drain(self, movable: bool) -> None:
-        """Have guests end: those that may restart elsewhere after their running calls, the others once they have no calls."""
+        """Have guests end: movable ones after their running calls, others once they have no calls."""
         for guest in self.staying():
             if guest.may_restart == movable and not guest.leaving and guest.worker.process is not None and self.may_leave(guest):
                 guest.leaving = True
@@ -103,7 +103,7 @@ class Guests:
                     self.tables.send_to_control(guest.worker, m.RetireActor(actor_id, attempt, False))
 
     def may_leave(self, guest: GuestRecord) -> bool:
-        """Whether a guest may end here: not before its placement group has its bundle elsewhere."""
+        """Whether it may end here: its placement group must have its bundle elsewhere."""
         term = self.tables.queue_of(guest.task).group
         home = self.tables.nodes.get(term.home) if term is not None else None
         if term is None or home is None or not guest.may_restart:
@@ -115,7 +115,7 @@ class Guests:
         return known is not None and known.state == CREATED and self.tables.node not in known.places
 
     def on_actor_drained(self, now: float, source: Address, message: m.ActorDrained) -> None:
-        """Record that a guest ends because of the drain."""
+        """Record that it ends because of the drain."""
         guest, worker = self.records.get(message.actor_id), self.tables.worker_of(source)
         if guest is not None and guest.worker is worker and guest.task.attempt == message.attempt:
             guest.drained = True
@@ -132,7 +132,7 @@ class Guests:
             self.actors.on_actor_exiting(now, source, message)
 
     def on_died(self, death: GuestDied) -> None:
-        """Report a guest's death, behind the outcomes of its calls."""
+        """Report its death, behind the outcomes of its calls."""
         actor_id, worker, died = death
         guest = self.records.get(actor_id)
         if guest is None or guest.worker is not worker:

@@ -1,4 +1,4 @@
-"""Heartbeats: this node's resources and queues, as reported to global schedulers."""
+"""Heartbeats: resources and queues, reported to global schedulers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zfabric.protocol.ids import Address
 from zfabric.protocol.options import Demand
 
 ALONE_EVERY = 1.0
-"""Least seconds between heartbeats in a cluster of one, where nobody places tasks by them."""
+"""Least seconds between heartbeats in a cluster of one."""
 EVERY = 0.1
 """Least seconds among other nodes: about the length of a queue of short tasks."""
 PER_SECOND = 1000
@@ -28,9 +28,9 @@ class Heartbeats:
         self.tables = tables
         self.outcomes = outcomes
         self._sent: dict[Address, tuple[int, m.Heartbeat]] = {}
-        """The last heartbeat to each global scheduler, and the restarts of its daemon then: a new daemon has received none."""
+        """The last heartbeat to each, with the restarts of its daemon: a new one has none."""
         self._placers: tuple[Address, ...] = ()
-        """``Tables.placers`` then: another tuple means another table of nodes."""
+        """``Tables.placers`` then: another tuple is another table of nodes."""
         self._received = 0
         """Delegated tasks received by the last heartbeat."""
         self._next_at = 0.0
@@ -38,7 +38,7 @@ class Heartbeats:
         """Whether news waits until ``_next_at``."""
 
     def end_of_turn(self, now: float) -> None:
-        """Send news, if the last heartbeat is old enough or a global scheduler is new."""
+        """Send news, if the last heartbeat is old or the receiver new."""
         placers = self.tables.placers
         if now < self._next_at and (placers is self._placers or self._sent.keys() == set(placers)):
             self._pending = bool(self.tables.nodes)
@@ -59,7 +59,7 @@ class Heartbeats:
                 self._send(placer, beat)
 
     def send(self, placer: Address) -> None:
-        """Send a heartbeat ahead of a question, whose answer depends on it."""
+        """Send a heartbeat ahead of a question that depends on it."""
         self._send(placer, self._beat())
 
     def _send(self, placer: Address, beat: m.Heartbeat) -> None:
@@ -85,7 +85,7 @@ class Heartbeats:
         return m.Heartbeat(self.tables.node, total, self.tables.pool.available(), queued, mean, self._lasting())
 
     def _lasting(self) -> Demand:
-        """What actors hold or wait for here, and what bundles hold, within a message's limit."""
+        """What actors and bundles hold or wait for, within a message's limit."""
         found = Counter(self.tables.pool.total)
         found.subtract(self.tables.capacity())
         for queue in self.tables.queues.values():
@@ -99,6 +99,6 @@ class Heartbeats:
 
 
 def mean_of(queue: ShapeQueue) -> float | None:
-    """Average running time of a queue's first and last task; None if unknown."""
+    """Mean running time of its first and last task; None if unknown."""
     first, last = queue.first.function.mean, queue.last.function.mean
     return None if first is None or last is None else (first + last) / 2

@@ -1,8 +1,7 @@
 """Requests of processes for keys of the cluster's key-value store, which the head's control store has.
 
-This node passes a process's query ("keys") on to the head, and repeats it to the head's next daemon; a change names its process and number,
-so that the head makes it once (``machines/control_store/key_values.py``). A job's home ends its keys (``Jobs``), or, if the home is dead,
-the head.
+This node repeats a query to the head's next daemon; a change names its process and number, so that the head makes it once. A job's home
+ends its keys (``Jobs``), or, if the home is dead, the head.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _QUESTIONS: dict[str, Callable[..., m.Message]] = {"get": m.GetKey, "list": m.Li
 
 
 class KeyRequests:
-    """Passes requests on; on the head, ends the keys of dead homes' jobs."""
+    """Passes requests on; the head also ends keys of dead homes' jobs."""
 
     def __init__(self, tables: Tables, requests: PendingRequests) -> None:
         self.tables = tables
@@ -36,7 +35,7 @@ class KeyRequests:
     def ask(self, source: Address, token: int, what: str, *arguments: Any) -> None:
         """Pass a request on; the answer is ``(payload, name of an error or empty, its text)``. Raises ValueError.
 
-        A change begins with its number in the process, and the number of the oldest unanswered one.
+        A change begins with its number in the process, and that of the oldest unanswered one.
         """
         message = _CHANGES.get(what) or _QUESTIONS.get(what)
         if message is None:
@@ -61,7 +60,7 @@ class KeyRequests:
     # -- jobs whose homes are dead --
 
     def end_orphaned(self) -> None:
-        """On the head, end the keys of jobs without a living home."""
+        """On the head, end keys of jobs without a living home."""
         if self.tables.is_head:
             self._scan(b"h")
 
@@ -83,9 +82,9 @@ class KeyRequests:
 
 
 def _is_home(job: JobRecord | None, home: bytes, tables: Tables) -> bool:
-    """Whether a job's home lives, and ends its keys itself."""
+    """Whether it lives, and ends the keys itself."""
     return job is not None if home == tables.node else home in tables.node_table
 
 
 def _ended(now: float, about: None, answer: m.Written) -> None:
-    """Nothing waits for it: a store that cannot write deletes the rows later."""
+    """Nothing waits: a store that cannot write deletes the rows later."""

@@ -1,8 +1,7 @@
 """Lone tasks on other nodes: the awaited message is sent before its cause is processed (decision 0016).
 
-For the first message of a turn, a finder reads the tables, without changing them, and finds the message that handler and turn would send.
-The shell sends it at once, processes the cause as usual, and calls ``settle``, which removes the duplicate from the tables. Anything else
-than the plain case, alone, is left to the turn.
+For the first message of a turn, a finder reads the tables, unchanged, and finds what handler and turn would send. The shell sends it,
+processes the cause as usual, and calls ``settle``, which removes the duplicate. Anything but the plain case is left to the turn.
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ from zfabric.protocol.messages import OK
 
 
 class Ahead(NamedTuple):
-    """A message to send ahead, and what to call afterwards with the message and the time."""
+    """A message to send ahead, and what to call afterwards with it and the time."""
 
     send: Send
     settle: Callable[[Any, float], None]
 
 
 Finder = Callable[[Address, Any], Ahead | None]
-"""Finds the message to send ahead of one from this address."""
+"""Finds what to send ahead of a message from this address."""
 Finders = Mapping[type[Any], Finder]
 """The finders, by message."""
 
 
 class LoneTasks:
-    """Finds messages to send ahead for a lone task on another node."""
+    """Finders for a lone task on another node."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class LoneTasks:
     # -- at home: a task is submitted --
 
     def submitted(self, source: Address, message: m.Submit) -> Ahead | None:
-        """For one submitted task whose node has none of this home's: the message to that node."""
+        """For one submitted task, at a node with none of this home's: the message to it."""
         tables = self.tables
         process = tables.processes.get(source[1:])
         if process is None or not process.ready or len(message.rows) != 1 or self._is_unsettled() or tables.orphans or tables.condemned:
@@ -106,7 +105,7 @@ class LoneTasks:
     # -- where it runs --
 
     def given(self, source: Address, message: m.Delegate) -> Ahead | None:
-        """For one delegated plain task whose function an idle worker has: the message to that worker."""
+        """For one delegated plain task whose function an idle worker has."""
         tables = self.tables
         home = tables.nodes.get(source[1:])
         if len(message.rows) != 1 or message.functions or message.attempts or message.values or home is None or home.progress == PROBE:
@@ -133,7 +132,7 @@ class LoneTasks:
         self.dispatcher.begun(worker, queue, task, now)
 
     def completed(self, source: Address, message: m.Completed) -> Ahead | None:
-        """For the end of a worker's only task, delegated and with one small value: the message to the home."""
+        """For the end of a worker's only task, delegated and with one small value."""
         tables = self.tables
         if len(message.attempts) != 1 or message.statuses != (OK,) or message.extras or not _is_small(message.outputs[0]):
             return None
@@ -196,7 +195,7 @@ class LoneTasks:
 
 
 def _queue_of(row: m.Row, function: FunctionRecord) -> ShapeQueue | None:
-    """The queue of a task with no option but a strategy; else None."""
+    """Its queue if it has no option but a strategy."""
     if len(row) == 4:
         return function.queue
     options = row[4]
@@ -207,7 +206,7 @@ def _queue_of(row: m.Row, function: FunctionRecord) -> ShapeQueue | None:
 
 
 def _agree(booked: Any, sent: Any) -> None:
-    """Raise InvariantViolation unless the handler decided on what was sent ahead."""
+    """Raise InvariantViolation unless the handler decided on what was sent."""
     if booked != sent:
         raise InvariantViolation(f"{sent} was sent ahead, and the books have {booked}")
 

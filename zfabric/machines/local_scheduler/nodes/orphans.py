@@ -1,8 +1,8 @@
-"""Objects whose home has died, on the nodes that refer to them: their next home is that of their job.
+"""Objects whose home has died: their next home is that of their job.
 
-When a node is notified of a death, it reports to the homes of the jobs what it has of the dead one: objects, then attempts, then one
-``Remains`` that is ``complete``. Rows go on to name the dead node as a home, so that refs to its objects may arrive later; such an object
-is registered at the home of its job when it is needed (``rehome``).
+After a death, a node reports to the homes of the jobs what it has of the dead one: objects, then attempts, then one ``Remains`` that is
+``complete``. Rows go on to name the dead node, so refs may arrive later; such an object is registered at the home of its job when it is
+needed (``rehome``).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from zfabric.protocol.ids import is_put, short
 from zfabric.protocol.messages import FAILED, OK
 
 OF_READERS = frozenset({"ObjectLostError", "ObjectFreedError", "LineageEvictedError", "ObjectTooLargeError", "ObjectStoreFullError"})
-"""Failures of readers, which are not outcomes of the task."""
+"""Failures of readers, which are no outcomes."""
 
 
 class Orphans:
-    """Moves objects and attempts of dead nodes to the homes of their jobs."""
+    """Moves objects and attempts of dead nodes."""
 
     def __init__(self, tables: Tables, outcomes: Outcomes) -> None:
         self.tables = tables
         self.outcomes = outcomes
 
     def report(self, dead: bytes) -> list[bytes]:
-        """Report what this node has of a dead one. Return the homes that are to register objects.
+        """Report what this node has. Return the homes that are to register objects.
 
-        Where this node is itself the home of the job, records stay as they are until it takes over.
+        Where this node is the home of the job, records stay until it takes over.
         """
         objects: defaultdict[bytes, list[m.Row]] = defaultdict(list)
         for record in self.tables.values():
@@ -54,7 +54,7 @@ class Orphans:
         return [home for home, rows in objects.items() if rows]
 
     def _move(self, record: AnyObject, home: bytes) -> m.Row:
-        """Set the home of the job as a record's home. Return the row for ``Remains``."""
+        """Set the home of the job as its home. Return the row for ``Remains``."""
         is_asked = record.place is ObjectPlace.ASKED
         record.move_home(home)
         if record.is_here:
@@ -86,9 +86,9 @@ class Orphans:
             self.tables.send_to_node(home, m.Remains(dead, (), (), (), True))
 
     def rehome(self, record: AnyObject) -> bool:
-        """Register an object of a dead home, unknown here at the death, at the home of its job.
+        """Register an object of a dead home at the home of its job. Return whether that is another node.
 
-        Return whether that is another node. If this node is the heir and has taken over, the value is lost.
+        If it is this one, which has taken over, the value is lost.
         """
         home = self.tables.job_home(record.object_id)
         if home in self.tables.nodes:
@@ -101,7 +101,7 @@ class Orphans:
         return False
 
     def fail(self, record: AnyObject) -> None:
-        """Fail a value that nothing can make again. If it was put, the head may have it."""
+        """Fail a value that nothing can make. If it was put, the head may have it."""
         if record.status == PENDING and is_put(record.object_id):
             self.tables.durable_wanted.append((record.object_id, "the node where it was made is dead"))
         elif record.status == PENDING:
@@ -112,7 +112,7 @@ class Orphans:
 
 
 def _outcome(record: AnyObject) -> m.Row:
-    """What ``Remains`` has of a value here: ``(status, value, refs inside)``."""
+    """For ``Remains``: ``(status, value, refs inside)``."""
     value = record.value
     if record.status == OK and isinstance(value, bytes | Stored):
         return (OK, len(value) if isinstance(value, bytes) else value.size, record.contained)

@@ -1,14 +1,11 @@
 """The barrier of a restarted scheduler among the other nodes.
 
-It begins when this node's own tables are rebuilt (``lifecycle.recovery``). A task that no process here runs may run on another node, and an
+When this node's own tables are rebuilt (``lifecycle.recovery``), a task that no process here runs may run on another node, and an
 unreferenced object may have a holder there. Until the barrier closes, such tasks wait (``Tables.unsettled``) and nothing is freed.
 
-Each other node registers and repeats what concerns this one: attempts that it runs, values that it retains, holds. Repeats are entered as
-they arrive. Messages that answer or end something (``HELD``) wait for the last node, which may have a later attempt of the same task. No
-timer ends the wait, only a registration or a death.
-
-When all have registered, ``_settle_tasks`` enters the retained values, adopts the newest attempt of each task and stops the others,
-releases unread values of streams, finds lost actors, lets the remaining tasks run here, and handles the retained messages.
+Each other node registers and repeats its attempts, retained values and holds. Messages that answer or end something (``HELD``) wait for the
+last node, which may have a later attempt of the same task. No timer ends the wait, only a registration or a death. Then ``_settle_tasks``
+decides.
 
 Objects with refs here and no other trace are *homeless*: each node is asked with a ``Borrow`` that is not ``certain``. A node that does not
 list the object as unknown is its home. If none is, the object is restored as one of this node, or is lost. Only then is collection resumed
@@ -56,13 +53,13 @@ HELD = frozenset(
         m.LifeEnded,
     }
 )
-"""Messages of other nodes that wait until all have registered. ``FetchValues`` waits until all homes are known too: a value is sent with
-the homes of the refs inside.
+"""Messages that wait until all nodes have registered; ``FetchValues`` also until all homes are known: a value goes with the homes of the
+refs inside.
 """
 
 
 class PeerRecovery:
-    """Settles with the other nodes after a restart. ``step`` handles a retained message."""
+    """Settles with the other nodes. ``step`` handles a retained message."""
 
     def __init__(
         self,
@@ -89,20 +86,20 @@ class PeerRecovery:
         self.step = step
         self.restarted = tables.recovering
         self.settled = not tables.recovering
-        """Whether all nodes have registered and the homes of all objects are known."""
+        """Whether all nodes have registered and all homes are known."""
         self._awaited: set[bytes] = set()
         self._held: list[tuple[Address, m.Message]] = []
         self._searches: dict[int, tuple[bytes, m.Ids]] = {}
-        """Searches for homes: (node, objects), by the number of the ``Borrow``."""
+        """Searches, (node, objects), by the number of the ``Borrow``."""
         self._unread: list[tuple[bytes, bytes]] = []
-        """Values of streams, (node, object), that other nodes retain and nobody here has requested."""
+        """Values of streams, (node, object), retained there and not requested here."""
         self._unanswered: set[bytes] = set()
         """Nodes that have not answered all searches."""
 
     # -- which nodes have registered --
 
     def on_recovered(self, transition: Recovered) -> None:
-        """Begin with the other nodes: the reports of this node's processes are entered."""
+        """Begin: this node's processes have reported."""
         self._awaited = set(self.tables.nodes)
         self._unanswered = set(self.tables.nodes) if self.recovery.homeless else set()
         homes = {each.home for each in self.tables.jobs.values() if each.home and each.home not in self.tables.nodes}
@@ -119,7 +116,7 @@ class PeerRecovery:
         self._go_on(transition.now)
 
     def holds_back(self, source: Address, message: m.Message) -> bool:
-        """Retain a message that must wait for the barrier. Return whether it must."""
+        """Retain a message that must wait. Return whether it must."""
         if self.settled:
             return False
         kind = type(message)
@@ -137,7 +134,7 @@ class PeerRecovery:
         return waits
 
     def of_callers(self, handler: Handler) -> Handler:
-        """Wrap a handler of messages to actors on other nodes: these may name objects whose homes are unknown."""
+        """Wrap a handler of messages that may name objects whose homes are unknown."""
 
         @functools.wraps(handler)
         def handle(now: float, source: Address, message: m.Message) -> None:
@@ -149,25 +146,25 @@ class PeerRecovery:
         return handle
 
     def name_homes(self, node: bytes) -> None:
-        """Set a dead node as the home of homeless objects that its entrusted rows make."""
+        """Set a dead node as the home of objects that its entrusted rows make."""
         for record in filter(self._is_homeless, map(self.tables.find, self.recovery.homeless if not self.settled else ())):
             if record is not None and record.object_id[:TASK_BYTES] in self.tables.entrusted.get(node, ()):
                 record.find_home(node)
 
     def begin_anew(self, node: bytes) -> None:
-        """Drop the reports of a node's former daemon: the next one repeats them."""
+        """Drop the former daemon's reports: the next one repeats them."""
         self._held = [each for each in self._held if each[0][1:] != node]
         self._searches = {number: search for number, search in self._searches.items() if search[0] != node}
         if self.tables.unsettled is not None:
             self._awaited.add(node)
 
     def node_ready(self, node: bytes, now: float) -> None:
-        """Stop waiting for a node that has registered."""
+        """Stop waiting for a registered node."""
         self._awaited.discard(node)
         self._go_on(now)
 
     def node_died(self, node: bytes, now: float) -> None:
-        """Stop waiting for a dead node, and drop its reports."""
+        """Stop waiting for it, and drop its reports."""
         self.begin_anew(node)
         self._awaited.discard(node)
         self._unanswered.discard(node)
@@ -192,7 +189,6 @@ class PeerRecovery:
     # -- tasks --
 
     def _settle_tasks(self, now: float) -> None:
-        """Settle tasks and values. All nodes have registered."""
         held, self._held = self._held, []
         for source, message in held:
             if type(message) is m.RetainedValues:
@@ -230,7 +226,7 @@ class PeerRecovery:
             self.stop_unwanted(node)
 
     def stop_unwanted(self, node: NodeRecord) -> None:
-        """Stop the attempts that a node reports and that are not wanted."""
+        """Stop reported attempts that are not wanted."""
         reported, node.reported = node.reported, {}
         for task_id, attempt in reported.items():
             task = node.inflight.get(task_id)
@@ -240,7 +236,7 @@ class PeerRecovery:
                 self.tables.send_to_node(node.token, m.StopDelegated(task_id, attempt, "cancelled", False))
 
     def take_retained(self, node: bytes, message: m.RetainedValues) -> None:
-        """Enter values that a node retains for this one. Release there what is not needed or exists."""
+        """Enter values retained for this node. Release there what is not needed or exists."""
         for object_id, size, contained in message.rows:
             record = self.tables.find(object_id)
             of_stream = self.streams.is_value(object_id)
@@ -272,9 +268,9 @@ class PeerRecovery:
             self._give_up_unread()
 
     def _give_up_unread(self) -> None:
-        """Release stream values that nobody has requested, unless their maker may repeat them.
+        """Release unrequested stream values, unless their maker may repeat them.
 
-        At once: if the task runs again on that node, an old value must not be taken for one of the new attempt.
+        At once: if the task runs again there, an old value must not pass for one of the new attempt.
         """
         unread, self._unread = self._unread, []
         by_node: defaultdict[bytes, list[bytes]] = defaultdict(list)
@@ -309,7 +305,7 @@ class PeerRecovery:
     def _enter_here(self, record: ObjectRecord, node: bytes = b"") -> None:
         """Restore a homeless object as one of this node.
 
-        If ``node`` holds it and has yet to repeat its retained values and ended attempts, the object remains homeless rather than lost.
+        If ``node`` has yet to repeat its retained values and ended attempts, the object remains homeless rather than lost.
         """
         object_id = record.id
         del self.tables.objects[object_id]
@@ -328,7 +324,7 @@ class PeerRecovery:
         self.tables.spare.append(found)
 
     def _find_home(self, record: ObjectRecord, node: bytes) -> bool:
-        """Set the home of an object of which nothing was restored. Return False if it remains homeless."""
+        """Set the home of an object without other traces. Return False if it remains homeless."""
         if record.status != PENDING or self.tables.promises.actor(record.id):  # A process here has supplied or promised it since.
             record.become_home()
         elif not node:
@@ -341,11 +337,11 @@ class PeerRecovery:
         return record.home != NO_HOME
 
     def _dead_home_of(self, object_id: bytes) -> bytes:
-        """The dead home that has entrusted the task of an object to this node; empty if there is none."""
+        """The dead home that has entrusted its task here; empty if none."""
         return next((home for home, rows in self.tables.entrusted.items() if object_id[:TASK_BYTES] in rows), b"")
 
     def _join(self, restored: AnyObject, homeless: ObjectRecord) -> None:
-        """Move the state of a homeless object into the record that was restored for it."""
+        """Move its state into the restored record."""
         restored.join(homeless, self.tables.inline)
         stream = self.tables.streams.get(homeless.id[:TASK_BYTES])
         if stream is not None and stream.owner is homeless:
@@ -360,7 +356,7 @@ class PeerRecovery:
             self._searches[number] = node, searched
 
     def on_borrowed(self, now: float, source: Address, message: m.Borrowed) -> None:
-        """Note the homes that an answered search has found."""
+        """Note the homes that a search has found."""
         node, searched = self._searches.pop(message.number, (source[1:], ()))
         for object_id in searched:
             if object_id not in message.unknown:
@@ -383,7 +379,7 @@ class PeerRecovery:
                 self.tables.send_to_node(home, m.Cancel((object_id,), *hold.cancelled))
 
     def wake(self, record: AnyObject) -> None:
-        """Request a value whose home is now known, if something waits for it."""
+        """Request its value, if something waits for it."""
         if record.status != PENDING:
             return
         record.expect(self.tables.inline)
@@ -391,7 +387,7 @@ class PeerRecovery:
             self.tables.want(record)
 
     def _give_up_search(self) -> None:
-        """End the search: homeless objects are at home here or lost. A stream's values have the home of their stream."""
+        """Make homeless objects this node's or lost. A stream's values have the home of their stream."""
         homeless, self.recovery.homeless = self.recovery.homeless, []
         for value in list(self.tables.objects.values()):
             end = self.tables.end_of(value.id) if self._is_homeless(value) else None
@@ -412,7 +408,6 @@ class PeerRecovery:
         return record is not None and record.home == NO_HOME
 
     def _lose(self, record: ObjectRecord) -> None:
-        """Fail an object of which nothing is left."""
         text = f"object {short(record.id)} is lost: nothing that would tell of it survived its node's daemon"
         record.fail(FAILED, pack_failure("ObjectLostError", text), self.tables.inline)
         self.tables.orphans.setdefault(record.id[:TASK_BYTES], {})[record.id] = True

@@ -1,8 +1,7 @@
 """The other nodes: their arrival, registration and death.
 
-The registry decides on members and deaths; this node receives its table (``NodeTable``). To each node every other one is a process, and
-registers as processes do: ``RegisterNode``, what it has of the other's, ``Ready``. ``_died`` has everything that follows from a death, in
-order.
+The registry decides on members and deaths and sends its table (``NodeTable``). Nodes register with each other as processes do:
+``RegisterNode``, what each has of the other's, ``Ready``. ``_died`` has everything that follows from a death, in order.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from zfabric.protocol.machine import Handler
 from zfabric.protocol.options import NODE_ID
 
 EARLY_MAX = 1000
-"""Most nodes remembered that registered before their table arrived."""
+"""Most nodes remembered that registered before their table came."""
 
 
 class Peers:
@@ -89,11 +88,11 @@ class Peers:
         self.daemons = daemons
         self._version = 0
         self._early: dict[bytes, m.RegisterNode] = {}
-        """Registrations of nodes that no table has named yet."""
+        """Registrations of nodes that no table names yet."""
         (self._local_placer,) = tables.placers
 
     def on_node_table(self, now: float, source: Address, message: m.NodeTable) -> None:
-        """Accept a newer table of the living nodes."""
+        """Accept a newer table."""
         if message.version <= self._version:
             return
         self._version = message.version
@@ -151,7 +150,7 @@ class Peers:
             self._registers(node, message)
 
     def _registers(self, node: NodeRecord, message: m.RegisterNode) -> None:
-        """Register a node. If its daemon or this one is a successor, both repeat."""
+        """Register a node. If either daemon is a successor, both repeat."""
         new = message.daemon != node.daemon
         first = new and not node.daemon and not message.peer and not self.peer_recovery.restarted
         if new:
@@ -179,7 +178,7 @@ class Peers:
             node.progress = max(node.progress, SNAPSHOT)
 
     def of_registered(self, handler: Handler) -> Handler:
-        """Wrap a handler of messages between nodes: those of unregistered senders are void, and some wait (``PeerRecovery``)."""
+        """Wrap a handler: messages of unregistered senders are void, and some wait (``PeerRecovery``)."""
 
         @functools.wraps(handler)
         def handle(now: float, source: Address, message: m.Message) -> None:
@@ -202,7 +201,7 @@ class Peers:
         self.peer_recovery.node_ready(node.token, transition.now)
 
     def _died(self, node: NodeRecord, survivors: set[bytes], now: float) -> None:
-        """Handle a node's death; ``survivors`` report on it. The order of the calls matters."""
+        """Handle a death, in this order; ``survivors`` report on it."""
         del self.tables.nodes[node.token]
         self.entrusting.repeat_jobs(self.jobs.pass_on(node.token))
         self.tables.send(self._local_placer, m.ProcessGone(node.token))
@@ -233,12 +232,12 @@ class Peers:
         self.names.node_died(node.token)
 
     def _end_orphans(self, home: bytes, now: float) -> None:
-        """Stop the tasks that a dead node had delegated here, with their children: nobody reads their values."""
+        """Stop its tasks here, with their children: nobody reads their values."""
         orphans = [each for each in self.tables.tasks.values() if each.submitter == home and each.function.delegated]
         for task in self.stopping.with_children(orphans):
             self.stopping.stop(task, "cancelled", now)
 
 
 def labels_of(row: m.Row) -> dict[str, str]:
-    """Labels of a row of ``NodeTable``, with its node's id."""
+    """A node's labels, with its id."""
     return {**dict(row[7]), NODE_ID: row[0].hex()}

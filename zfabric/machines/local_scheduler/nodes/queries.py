@@ -1,6 +1,6 @@
 """Queries about the whole cluster: the receiver asks all nodes, itself included, and combines the answers.
 
-Each node has ``ANSWER_SECONDS``; the asker is notified of nodes that did not answer. A node that another one asks answers for itself.
+Each node has ``ANSWER_SECONDS``; the asker is notified of those that did not answer. A node that another one asks answers for itself.
 ``AT`` passes a query on to one node: its arguments are the node's id, the query, and its arguments.
 """
 
@@ -21,7 +21,7 @@ from zfabric.protocol.messages.queries import TASK_STATES
 
 AT = "at"
 ENDED = TASK_STATES.index("finished")
-"""The place of ended tasks in a listing."""
+"""Where a listing has ended tasks."""
 ANSWER_SECONDS = 2.0
 
 
@@ -37,7 +37,7 @@ class _Question:
 
 
 class ClusterQueries:
-    """Combines answers of several nodes. ``node`` is this one's id."""
+    """Combines answers of several nodes."""
 
     def __init__(self, tables: Tables, requests: PendingRequests, node: bytes) -> None:
         self.tables = tables
@@ -71,7 +71,7 @@ class ClusterQueries:
         }
 
     def takes(self, now: float, source: Address, message: m.Query) -> bool:
-        """Pass a query on if it concerns all nodes. Return False for queries of other nodes, and for those of one node."""
+        """Pass a query on if it concerns all nodes. False for queries of other nodes, and for those of one node."""
         if not self.tables.nodes or source[:1] == LOCAL_SCHEDULER or message.what not in self._merge:
             return False
         if message.what != AT:
@@ -109,7 +109,7 @@ class ClusterQueries:
                 self._conclude(question)
 
     def tick(self, now: float) -> None:
-        """Answer what has waited long enough, without the nodes that did not answer."""
+        """Answer overdue questions, without the nodes that did not answer."""
         for question in [each for each in self.open if now >= each.until]:
             silent = ", ".join(sorted(self._name(node) for node in question.missing))
             what = "an actor of this name may be there" if question.query.what == "actor" else "what is there is missing here"
@@ -123,7 +123,7 @@ class ClusterQueries:
             self._conclude(question)
 
     def next_deadline(self) -> float | None:
-        """When the next question is answered at the latest."""
+        """When the next question is overdue."""
         return min((question.until for question in self.open), default=None)
 
     def _close(self, question: _Question) -> None:
@@ -149,7 +149,7 @@ class ClusterQueries:
         return row[2] if row is not None else node.hex()
 
     def _rows(self, question: _Question, order: Callable[[dict[str, Any]], int] | None = None) -> list[dict[str, Any]]:
-        """Rows of all nodes, each with its node; sorted by ``order``, and cut to a limit that the query sets."""
+        """Rows of all nodes, sorted by ``order`` and cut to the query's limit."""
         rows = [{**row, "node": self._name(node)} for node, answer in question.answers.items() for row in answer.payload]
         if order is not None:
             rows.sort(key=order)
@@ -157,17 +157,17 @@ class ClusterQueries:
         return rows[: arguments[0]] if arguments and type(arguments[0]) is int else rows
 
     def _tasks(self, question: _Question) -> list[dict[str, Any]]:
-        """Tasks of all nodes, running ones first and ended ones last."""
+        """All tasks, running ones first and ended ones last."""
         return self._rows(question, lambda row: min(TASK_STATES.index(row["state"]), ENDED))
 
     def _objects(self, question: _Question) -> list[dict[str, Any]]:
-        """Values of all nodes; a copy is listed under its home's name for the maker."""
+        """All values; a copy is listed under its home's name for the maker."""
         rows = self._rows(question)
         makers = {row["object_id"]: row["made_by"] for row in rows if row["made_by"] != COPY}
         return [{**row, "made_by": makers.get(row["object_id"], COPY)} if row["made_by"] == COPY else row for row in rows]
 
     def _located(self, question: _Question) -> dict[bytes, m.Row]:
-        """Locations of objects, combined: (size or None, nodes, only on disk, has an outcome)."""
+        """Locations combined: (size or None, nodes, only on disk, has an outcome)."""
         found: dict[bytes, m.Row] = {}
         for answer in question.answers.values():
             for object_id, (size, nodes, spilled, complete) in answer.payload.items():
@@ -187,7 +187,7 @@ class ClusterQueries:
         return rows[:limit]
 
     def _functions(self, question: _Question) -> list[dict[str, Any]]:
-        """One row per function of a job, with the counts of all nodes added."""
+        """One row per function of a job, counts added."""
         total: dict[tuple[str, str], dict[str, Any]] = {}
         for answer in question.answers.values():
             for row in answer.payload:
@@ -236,7 +236,7 @@ class ClusterQueries:
         return [{**row, "name": self._name(node)} for node in order for row in question.answers[node].payload]
 
     def _clocks(self, question: _Question) -> list[dict[str, Any]]:
-        """Each node's clock less this one's, with the possible error: half of the round trip."""
+        """Each node's clock less this one's; the error is half of the round trip."""
         found = []
         for node, answer in question.answers.items():
             middle, error = (question.asked + question.times[node]) / 2, (question.times[node] - question.asked) / 2

@@ -1,8 +1,8 @@
-"""Acknowledgements of ends, and receipts: which outcomes of calls on other nodes their callers have received.
+"""Acknowledgements of ends, and receipts: which outcomes of calls their callers have received.
 
-Accepted ends are acknowledged (``EndsReceived``), many together, behind this node's holds. An actor runs a repeated call again once its
-outcome is acknowledged. So outcomes are acknowledged only when callers have them: this daemon may die before its frame reaches a caller,
-which then repeats the call. Callers are asked before ends are acknowledged; the acknowledgement names those that have not answered.
+An actor runs a repeated call again once its outcome is acknowledged. So outcomes are acknowledged (``EndsReceived``) only when callers have
+them: this daemon may die before its frame reaches a caller, which then repeats the call. Callers are asked first; the acknowledgement,
+behind this node's holds, names those that have not answered.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 
 ACKNOWLEDGE_AFTER = 0.02
-"""Seconds after which ends are acknowledged, together: nobody waits, and a message each would cost both daemons time."""
+"""Seconds after which ends are acknowledged, together: nobody waits."""
 RECEIPTS_WITHIN = 0.01
-"""Seconds in which callers may confirm receipt before ends are acknowledged without them."""
+"""Seconds in which callers may confirm receipt."""
 
 
 class Receipts:
-    """Acknowledges ends. Requests receipts, at most one at a time of each caller for each node."""
+    """Acknowledges ends. Has at most one request for receipts under way of each caller for each node."""
 
     def __init__(self, tables: Tables, borrowing: Borrowing) -> None:
         self.tables = tables
@@ -32,7 +32,7 @@ class Receipts:
         self._last = 0
 
     def accepted(self, node: NodeRecord, number: int, now: float) -> None:
-        """Note that ends up to this message were accepted."""
+        """Owe an acknowledgement up to this message."""
         self._owe(node, number, now + (RECEIPTS_WITHIN if node.inbox.callers else ACKNOWLEDGE_AFTER))
 
     def _owe(self, node: NodeRecord, number: int, due: float) -> None:
@@ -42,13 +42,13 @@ class Receipts:
             self.tables.deadlines.note(OWED, due)
 
     def begin_anew(self, node: NodeRecord) -> None:
-        """Drop what was to be acknowledged to a node's former daemon."""
+        """Owe a node's former daemon nothing."""
         node.inbox = PeerInbox()
 
     # -- acknowledgements --
 
     def end_of_turn(self, now: float) -> None:
-        """Acknowledge accepted ends and outcomes that are due."""
+        """Acknowledge what is due."""
         for node, due in list(self.owed.items()):
             if node.inbox.newest is None or self.tables.nodes.get(node.token) is not node:
                 del self.owed[node]
@@ -84,7 +84,7 @@ class Receipts:
         receipt.sent = number
 
     def _request(self, inbox: PeerInbox) -> bool:
-        """Request receipts of the callers that may lack outcomes. Return whether there were any."""
+        """Ask callers that may lack outcomes. Return whether there were any."""
         asked = [(caller, each) for caller, each in inbox.callers.items() if not each.token]
         for caller, receipt in asked:
             self._last += 1
@@ -103,7 +103,7 @@ class Receipts:
                 self._owe(node, receipt.received, now)
 
     def caller_exited(self, caller: bytes) -> None:
-        """Drop the receipts of an exited caller: nothing is owed to it."""
+        """Owe an exited caller nothing."""
         for node in self.tables.nodes.values():
             receipt = node.inbox.callers.pop(caller, None)
             if receipt is not None:

@@ -1,10 +1,10 @@
 """Watches: who is notified when nothing in the cluster needs an object, neither a process nor a row nor a value around a ref.
 
-The home decides, when ``References.collect`` frees the object: other nodes that need it are holders there. So a watch of another home's
-object is passed to that home, and its answer back. A watch does not retain its object.
+The home decides, when ``References.collect`` frees the object; a watch of another home's object is passed to that home, and its answer
+back. A watch does not retain its object.
 
 A watch is *undecided* until other nodes have registered with a restarted scheduler, and until a succession has ended. A restarted scheduler
-without a record of the object asks all nodes; after a home's death its heir is asked.
+without a record asks all nodes; after a home's death its heir is asked.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class ReferenceWatches:
         self.references = references
         self.unknown_nodes = unknown_nodes
         self.undecided: dict[bytes, None] = {}
-        """Watched objects of which it is unknown who decides."""
+        """Objects of which it is unknown who decides."""
         self.to_ask: defaultdict[tuple[bytes, bytes], list[bytes]] = defaultdict(list)
-        """Objects to ask nodes about, by node and ``former`` as in ``WatchReferences``."""
+        """Objects to ask about, by node and ``former`` as in ``WatchReferences``."""
         self.to_notify: defaultdict[bytes, list[bytes]] = defaultdict(list)
         """Unneeded objects, by watcher."""
 
     # -- messages --
 
     def on_watch_references(self, now: float, source: Address, message: m.WatchReferences) -> None:
-        """Watch objects for a process or another node."""
+        """Watch objects for a process or node."""
         watcher = source[1:]
         if watcher not in self.tables.processes or (watcher in self.tables.nodes and self.tables.sender_of(source) is None):
             return  # It is dead, or registers again and repeats this.
@@ -53,7 +53,7 @@ class ReferenceWatches:
         self.references.choose()
 
     def on_unreferenced(self, now: float, source: Address, message: m.Unreferenced) -> None:
-        """Accept another node's answer that nothing needs these objects."""
+        """Accept a node's answer that nothing needs these."""
         for object_id in message.object_ids:
             watch = self.tables.watches.get(object_id)
             if watch is None or source[1:] not in watch.asked:
@@ -67,14 +67,14 @@ class ReferenceWatches:
                 self._decide(object_id, watch)
 
     def on_object_unreferenced(self, transition: ObjectUnreferenced) -> None:
-        """End the watch of an object of this home."""
+        """End the watch of this home's object."""
         if transition.object_id in self.tables.watches:
             self._conclude(transition.object_id)
 
     # -- what decides --
 
     def review(self) -> None:
-        """Decide the undecided watches that can be decided now."""
+        """Decide what can be decided now."""
         undecided, self.undecided = self.undecided, {}
         for object_id in undecided:
             watch = self.tables.watches.get(object_id)
@@ -86,11 +86,10 @@ class ReferenceWatches:
         return self.references.paused or record.home == NO_HOME or not self._has_taken_over(watch.former)
 
     def _has_taken_over(self, former: bytes) -> bool:
-        """Whether this node has taken over from a dead one, or need not. It may be notified of the death later."""
+        """Whether this node has taken over, or need not. It may be notified of the death later."""
         return not former or self.tables.dead.get(former, former not in self.tables.nodes)
 
     def _decide(self, object_id: bytes, watch: ReferenceWatch) -> None:
-        """Find out who decides about an object, and ask."""
         record = self.tables.find(object_id)
         if self.references.paused or not self._has_taken_over(watch.former):
             self.undecided[object_id] = None
@@ -139,7 +138,7 @@ class ReferenceWatches:
     # -- the end of a turn --
 
     def end_of_turn(self) -> None:
-        """Ask other nodes behind this turn's holds, so that homes know the objects. Notify watchers."""
+        """Ask behind this turn's holds, so that homes know the objects. Notify watchers."""
         for (node, former), object_ids in self.to_ask.items():
             for batch in batches(object_ids):
                 self.unknown_nodes.send(node, m.WatchReferences(batch, former))
@@ -157,13 +156,13 @@ class ReferenceWatches:
     # -- nodes and jobs --
 
     def repeat(self, node: bytes) -> None:
-        """Ask a node again after a restart of either daemon."""
+        """Ask again after a restart of either daemon."""
         asked = [object_id for object_id, watch in self.tables.watches.items() if node in watch.asked]
         for batch in batches(asked):
             self.tables.send_to_node(node, m.WatchReferences(batch))
 
     def node_died(self, node: bytes) -> None:
-        """Ask the heir about a dead home's objects, or wait for this node's own succession."""
+        """Ask the heir, or wait for this node's own succession."""
         for object_id, watch in list(self.tables.watches.items()):
             if node not in watch.asked:
                 continue

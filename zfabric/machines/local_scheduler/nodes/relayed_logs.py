@@ -1,12 +1,11 @@
 """Call logs of actors that live on another node than their home: what both nodes pass on.
 
 Only the home adds to the log, for one life at a time (``actors.logs``). The actor's node passes on what the process appends, behind its
-holds (``RelayedBlock``, ``RelayedCheckpoint``), and the home's word that it is committed (``LogRecorded``). Until then the process retains
-its outcomes and the node the pins. So no outcome leaves the node before the home has the rows that restore it, and an earlier life can
-commit nothing. The home registers as a holder before it confirms a commit. A process that replays reads the log through its node
-(``ReadLog``, ``LogPage``).
+holds (``RelayedBlock``, ``RelayedCheckpoint``), and the home's commit (``LogRecorded``), before which the home registers as a holder. Until
+then the process retains its outcomes and the node the pins. So no outcome leaves the node before the home has the rows that restore it, and
+an earlier life can commit nothing. A process that replays reads the log through its node (``ReadLog``, ``LogPage``).
 
-In a log, a caller's name without a node stands for a process of the home; a process on another node translates it (``CallLog.places``).
+In a log, a caller's name without a node is a process of the home; a process elsewhere translates it (``CallLog.places``).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class RemoteLogs:
             self.borrowing.settle(message.refs)
 
     def _takes(self, source: Address, message: m.RelayedBlock | m.RelayedCheckpoint) -> bool:
-        """Whether a message is of the life that may write the log. Any other life is stopped: it would wait for ever."""
+        """Whether the life may write the log. Any other is stopped: it would wait for ever."""
         if not self.logs.is_of(source, message.actor_id, message.attempt):
             self.tables.counts["refused"] += 1
             self.tables.counts["refused_log_rows"] += 1
@@ -57,7 +56,7 @@ class RemoteLogs:
         return True
 
     def on_read_log(self, now: float, source: Address, message: m.ReadLog) -> None:
-        """Read a page for the node where the actor is being made."""
+        """Read a page for the actor's node."""
         if self.logs.is_of(source, message.actor_id, message.attempt):
             self.logs.scan(message.actor_id, message.table, message.after, self._found, (source[1:], message))
 
@@ -71,7 +70,7 @@ class RemoteLogs:
         self.borrowing.holds.send(node, m.LogPage(*asked, found.rows, found.more, refs, self.tables.homes_of(refs)))
 
     def end_of_turn(self) -> None:
-        """Notify nodes of this turn's commits, behind the holds on what the rows name."""
+        """Report commits, behind the holds on what the rows name."""
         recorded, self.logs.recorded = self.logs.recorded, {}
         for (node, actor_id, attempt), number in recorded.items():
             if node in self.tables.nodes:
@@ -79,8 +78,6 @@ class RemoteLogs:
 
 
 class _Life:
-    """One life's log messages that pass through this node."""
-
     def __init__(self, attempt: int, home: bytes) -> None:
         self.attempt = attempt
         self.home = home
@@ -89,11 +86,11 @@ class _Life:
         self.read: list[bytes] = []
         """Refs of the pages read, pinned until the actor is made or has ended."""
         self.reads: dict[tuple[str, bytes], tuple[Address, int]] = {}
-        """Open requests for pages: (reader, token) by table and key."""
+        """Open requests, (reader, token), by table and key."""
 
 
 class GuestLogs:
-    """The side of the actor's node. Messages that concern no guest are for an actor of this home."""
+    """The side of the actor's node. What concerns no guest is for an actor of this home."""
 
     def __init__(
         self, tables: Tables, references: References, logs: ActorLogs, borrowing: Borrowing, callers: RemoteCallers, node: bytes
@@ -133,7 +130,7 @@ class GuestLogs:
         self.to_send.append((life.home, message))
 
     def on_replay_progress(self, now: float, source: Address, message: m.ReplayProgress) -> None:
-        """Pass on how far a replay has come, and at its end find out which callers are gone."""
+        """Pass on how far a replay is; at its end find out which callers are gone."""
         life, worker = self._life_in(source, message.actor_id), self.tables.worker_of(source)
         if life is None or worker is None:
             self._replays_elsewhere(now, source, message)
@@ -146,7 +143,7 @@ class GuestLogs:
                 self.tables.send_to_control(worker, m.CallerGone(caller))
 
     def _ask(self, message: m.ReplayProgress) -> None:
-        """Ask other nodes which of the callers that an actor here retains outcomes for are gone."""
+        """Ask other nodes which callers of an actor here are gone."""
         by_node: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for caller in message.callers:
             node = node_of_caller(caller)
@@ -156,7 +153,7 @@ class GuestLogs:
         self.to_send += [(node, message._replace(callers=tuple(callers))) for node, callers in by_node.items()]
 
     def _replays_elsewhere(self, now: float, source: Address, message: m.ReplayProgress) -> None:
-        """Handle a replay that is no guest's: of this home's actor, or another node's question about callers here."""
+        """Handle a replay of this home's actor, or another node's question about callers here."""
         node = source[1:]
         if node not in self.tables.nodes:
             self.logs.on_replay_progress(now, source, message)
@@ -176,7 +173,7 @@ class GuestLogs:
             self.to_send.append((life.home, message))
 
     def read(self, source: Address, token: int, actor_id: bytes, table: str, after: bytes) -> None:
-        """Request a page from the home, for the process in which the actor is being made."""
+        """Request a page from the home."""
         life = self._life_in(source, actor_id)
         if life is None:
             self.logs.read(source, token, actor_id, table, after)
@@ -185,7 +182,6 @@ class GuestLogs:
             self.to_send.append((life.home, m.ReadLog(actor_id, life.attempt, table, after)))
 
     def _task_of(self, actor_id: bytes) -> TaskRecord | None:
-        """The task that makes, or has made, an actor of another home."""
         guest = self.tables.guests.get(actor_id)
         if guest is not None:
             return guest.task
@@ -197,7 +193,7 @@ class GuestLogs:
         return guest.worker if guest is not None else task.worker
 
     def _life_in(self, source: Address, actor_id: bytes) -> _Life | None:
-        """The present life of an actor of another home, if the sender is its process."""
+        """An actor's present life, if the sender is its process."""
         task, worker = self._task_of(actor_id), self.tables.worker_of(source)
         if task is None or worker is None or self._worker_in(actor_id, task) is not worker:
             return None
@@ -210,7 +206,7 @@ class GuestLogs:
     # -- what homes send --
 
     def on_log_recorded(self, now: float, source: Address, message: m.LogRecorded) -> None:
-        """Release pins and notify the process: the home has committed its messages."""
+        """Release pins and notify the process of a commit."""
         life = self._of(source, message.actor_id, message.attempt)
         if life is None:
             return
@@ -255,7 +251,7 @@ class GuestLogs:
             self.borrowing.holds.send(home, message)
 
     def repeat(self, home: bytes) -> None:
-        """Repeat unconfirmed messages and open requests to a home after a restart of either daemon."""
+        """Repeat unconfirmed messages and open requests to a home."""
         self.to_send = [each for each in self.to_send if each[0] != home]
         for actor_id, life in self._lives.items():
             task = self._task_of(actor_id)
@@ -266,7 +262,7 @@ class GuestLogs:
     # -- ends --
 
     def made(self, actor_id: bytes) -> None:
-        """Release the pages read: the process holds their refs by now."""
+        """Release the pages read: the process holds their refs."""
         life = self._lives.get(actor_id)
         if life is not None:
             self._release(life)

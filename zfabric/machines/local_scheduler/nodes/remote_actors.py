@@ -1,9 +1,8 @@
 """Actors on other nodes that processes here call: this node stands for the actors.
 
-A process asks this node for an actor's location. If the actor lives on another node, the answer names this node's daemon, which relays the
-calls there and the outcomes back; so order, errors and retries are those of local calls, and a call is for one life (attempt). The home
-reports every change of location. A guest on this node is called directly. The home is that of the handle, which is a ref; for a weak handle
-all nodes are asked.
+A process that asks for the location receives the name of this node's daemon, which relays calls and outcomes; so order, errors and retries
+are those of local calls, and a call is for one life (attempt). The home, which is that of the handle, reports every change of location; for
+a weak handle all nodes are asked. A guest on this node is called directly.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from zfabric.protocol.messages.rows import DEPENDENCIES, VALUES
 
 
 class RemoteActors:
-    """Finds actors of other nodes, relays calls, and passes on outcomes."""
+    """Finds actors, relays calls, and passes on outcomes."""
 
     def __init__(
         self,
@@ -47,16 +46,16 @@ class RemoteActors:
         self.node = node
         self.records = tables.remote_actors
         self._repeating: set[tuple[bytes, bytes]] = set()
-        """(process, actor) whose calls are to be repeated: calls ahead of ``CallsRepeated`` are void."""
+        """(process, actor) whose calls ahead of ``CallsRepeated`` are void."""
         self.later: list[tuple[bytes, bytes]] = []
-        """Requests for locations, (actor, process), that wait until all nodes have registered."""
+        """Requests, (actor, process), that wait until all nodes have registered."""
         self.kills: list[tuple[Address, m.KillActor]] = []
-        """Requests to end actors that are unknown so far, or that may return; a caller asks for the location in the same turn."""
+        """Requests to end actors that are unknown so far, or may return; the caller asks for the location in the same turn."""
 
     # -- where they are --
 
     def on_find_actors(self, now: float, source: Address, message: m.FindActors) -> None:
-        """Notify a process of the locations of actors, now and on every change."""
+        """Notify a process of locations, now and on every change."""
         process = self.tables.processes.get(source[1:])
         is_settled = self.tables.unsettled is None and not self.tables.recovering
         if not self.tables.node_table or process is None or (process.incarnation in self.tables.nodes and is_settled):
@@ -85,7 +84,7 @@ class RemoteActors:
             self._kill_or_wait(source, message, True)
 
     def repeat(self, node: bytes) -> None:
-        """Repeat to a node what concerns its actors, after a restart of either daemon. Calls under way are lost, and repeated."""
+        """Repeat what concerns a node's actors. Calls under way are lost, and repeated."""
         for record in self.records.values():
             if node == record.home or node in record.asked:
                 self.tables.send_to_node(node, m.FindActors((record.id,)))
@@ -130,7 +129,7 @@ class RemoteActors:
             self._notify(record, process)
 
     def on_actor_locations(self, now: float, source: Address, message: m.ActorLocations) -> None:
-        """Accept a home's report on an actor, or that a node does not know it."""
+        """Accept a home's report on an actor, or that a node lacks it."""
         if any(row[1] not in (CREATING, ALIVE, DEAD) or (row[1] == ALIVE) != bool(row[2]) for row in message.rows):
             raise Refusal
         for row in message.rows:
@@ -173,12 +172,12 @@ class RemoteActors:
         self.tables.send_to_client(process, m.ActorLocations((record.row,)))
 
     def on_caller_notified(self, notified: CallerNotified) -> None:
-        """After a restart of this daemon, calls come again: notify their streams."""
+        """After this daemon's restart calls come again: notify their streams."""
         if daemons_of(self.tables.first_attempt):
             self.call_results.streams.found_actor(notified.actor_id)
 
     def on_calls_repeated(self, now: float, source: Address, message: m.CallsRepeated) -> None:
-        """Accept calls again: all calls of the actor follow."""
+        """Accept calls again: all of the actor's follow."""
         self._repeating.discard((source[1:], message.actor_id))
 
     def _lost(self, record: RemoteActorRecord) -> None:
@@ -188,7 +187,7 @@ class RemoteActors:
     # -- what callers send --
 
     def on_call(self, now: float, source: Address, message: m.Call) -> None:
-        """Relay calls to the actor's node. Calls of an ended life are dropped: the caller is notified of its end."""
+        """Relay calls. Those of an ended life are dropped: the caller is notified of its end."""
         tables = self.tables
         process, place = tables.processes.get(source[1:]), self._place_of(message.actor_id, message.attempt)
         if process is None or not place or (source[1:], message.actor_id) in self._repeating:
@@ -217,7 +216,7 @@ class RemoteActors:
         return tuple(rows)
 
     def _is_private(self, row: m.Row, object_id: bytes) -> bool:
-        """Whether a name stands for a result that only the caller has: the row has the value."""
+        """Whether a result is only the caller's: the row has the value."""
         names = row[DEPENDENCIES]
         return object_id in names and row[VALUES][names.index(object_id)] is not None and self.tables.find(object_id) is None
 
@@ -233,7 +232,7 @@ class RemoteActors:
         return (*row[:VALUES], values, *row[VALUES + 1 :])
 
     def _place_of(self, actor_id: bytes, attempt: int | None = None) -> bytes:
-        """The other node where an actor lives; empty if none, or if ``attempt`` is another life."""
+        """The other node where it lives; empty if none, or if ``attempt`` is another life."""
         record, actor = self.records.get(actor_id), self.tables.actors.get(actor_id)
         if record is not None:
             lives, life, place = record.state == ALIVE, record.attempt, record.node
@@ -250,7 +249,7 @@ class RemoteActors:
             self.tables.send_to_node(place, m.RelayedReceipt(*message, source[1:]))
 
     def on_stop_relayed(self, now: float, source: Address, message: m.StopRelayed) -> None:
-        """Stop a call: of a process here on the actor's node, or of another node's process here."""
+        """Stop a call: of a process here, or of another node's process here."""
         place = self._place_of(message.actor_id)
         if source[1:] in self.tables.nodes:
             self.callers.stop(source, message)
@@ -296,7 +295,7 @@ class RemoteActors:
         self.receipts.accepted(node, message.number, now)
 
     def _take_in(self, node: NodeRecord, message: m.CallsEnded) -> m.Rows:
-        """Record outcomes that concern other processes, too. Return the wanted ones."""
+        """Record outcomes that concern others, too. Return the wanted ones."""
         rows = tuple(row for row in message.rows if self._is_wanted(row))
         for call_id, _, _, outputs, _ in (row for row in message.rows if row not in rows):
             for index, value in enumerate(outputs):
@@ -314,7 +313,7 @@ class RemoteActors:
     # -- ends --
 
     def on_caller_exited(self, exited: CallerExited) -> None:
-        """Notify the nodes of the actors that an exited process has called."""
+        """Notify the nodes of the actors that it has called."""
         incarnation = exited.incarnation
         self.receipts.caller_exited(incarnation)
         self._repeating = {each for each in self._repeating if each[0] != incarnation}

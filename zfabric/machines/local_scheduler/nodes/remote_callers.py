@@ -1,8 +1,8 @@
 """Calls from other nodes to actors here: to the actors, this node stands for the callers.
 
-A relayed call reaches its actor like any other, with a caller's name that includes the node. Its outcome always passes through here
-(``CallOutcomes``), and the actor retains it until the caller has received it. Objects in the arguments are pinned here until the outcome is
-sent, behind all holds (``Borrowing.holds``): so the actor's hold is registered before the caller drops a ref.
+A relayed call has a caller's name that includes the node. Its outcome passes through here (``CallOutcomes``), and the actor retains it
+until the caller has received it. Objects in the arguments are pinned until the outcome is sent, behind all holds (``Borrowing.holds``): so
+the actor's hold is registered before the caller drops a ref.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from zfabric.protocol.options import option
 
 
 class RemoteCallers:
-    """Passes calls of other nodes to actors here, and outcomes back."""
+    """Passes calls to actors here, and outcomes back."""
 
     def __init__(
         self, tables: Tables, references: References, outcomes: Outcomes, borrowing: Borrowing, executions: Executions, streams: Streams
@@ -38,14 +38,14 @@ class RemoteCallers:
         self.executions = executions
         self.streams = streams
         self._pinned: dict[bytes, tuple[bytes, m.Ids]] = {}
-        """Pinned objects of calls without an outcome, by call: (actor, objects)."""
+        """Pinned objects of open calls, (actor, objects) by call."""
         self._callers: defaultdict[bytes, set[bytes]] = defaultdict(set)
-        """Callers for which outcomes may be retained, by node."""
+        """Callers with retained outcomes, by node."""
 
     # -- calls arrive --
 
     def on_relayed_calls(self, now: float, source: Address, message: m.RelayedCalls) -> None:
-        """Pass calls on. Calls of an ended life are dropped: the caller is notified of its end."""
+        """Pass calls on. Those of an ended life are dropped: the caller is notified of its end."""
         actor = self._actor_of(source, message.actor_id)
         worker = actor.worker if actor is not None else None
         if actor is None or worker is None or worker.process is None or actor.task.attempt != message.attempt:
@@ -71,11 +71,10 @@ class RemoteCallers:
         self.tables.send(ACTOR + worker.process.incarnation, relayed)
 
     def expect(self, caller: bytes) -> None:
-        """Expect the end of a caller for which an actor here retains outcomes."""
+        """Expect the end of a caller with retained outcomes."""
         self._callers[node_of_caller(caller)].add(caller)
 
     def _is_reported(self, call_id: bytes) -> bool:
-        """Whether a repeated call has an outcome under way."""
         retained = (calls for node in self.tables.nodes.values() for *_, calls in node.ends.retained)
         return any(call_id in each for calls in retained for each in calls.values())
 
@@ -97,7 +96,7 @@ class RemoteCallers:
         return actor.worker if actor is not None else None
 
     def _actor_of(self, source: Address, actor_id: bytes) -> GuestRecord | ActorRecord | None:
-        """An actor that lives here, if the sender is a known node."""
+        """An actor here, if the sender is a known node."""
         if source[1:] not in self.tables.nodes:
             self.tables.counts["refused"] += 1
             return None
@@ -107,7 +106,7 @@ class RemoteCallers:
     # -- outcomes leave --
 
     def end_of_turn(self) -> None:
-        """Send this turn's outcomes, and what goes behind them."""
+        """Send outcomes, and what goes behind them."""
         if self.tables.recovering or self.tables.unsettled is not None:
             return  # Callers' nodes have yet to register after a restart.
         tables = self.tables
@@ -152,7 +151,6 @@ class RemoteCallers:
             self.executions.report(node, message, named, held, reporters)
 
     def _ended(self, call_id: bytes) -> None:
-        """Release what is retained for a call without an outcome."""
         if call_id in self._pinned:
             self.tables.end_due = True
             self.references.unpin(self._pinned.pop(call_id)[1])
@@ -180,7 +178,7 @@ class RemoteCallers:
     # -- ends --
 
     def on_life_ended(self, ended: ActorLifeEnded) -> None:
-        """Unpin the arguments of open calls of an ended life: the callers repeat or fail the calls."""
+        """Unpin the arguments of an ended life's calls: callers repeat or fail them."""
         for call_id in [each for each, (actor_id, _) in self._pinned.items() if actor_id == ended.actor_id]:
             self.references.unpin(self._pinned.pop(call_id)[1])
         for call_id in [each for each, stream in self.tables.relayed_streams.items() if stream.actor == ended.actor_id]:
@@ -193,7 +191,7 @@ class RemoteCallers:
         self._notify(caller)
 
     def node_died(self, node: bytes) -> None:
-        """Notify actors of the end of a dead node's callers."""
+        """Notify actors of the end of its callers."""
         for caller in sorted(self._callers.pop(node, ())):
             self._notify(caller)
         for call_id in [each for each, stream in self.tables.relayed_streams.items() if stream.home == node]:
@@ -206,7 +204,7 @@ class RemoteCallers:
 
 
 def names_of(row: m.Row) -> m.Ids:
-    """Objects that a call's row names: dependencies, and refs inside its arguments."""
+    """Dependencies, and refs inside the arguments."""
     if len(row) == 3:
         return ()
     dependencies: m.Ids = row[DEPENDENCIES]

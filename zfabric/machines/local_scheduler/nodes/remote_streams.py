@@ -1,9 +1,8 @@
 """Streams made on another node than their home: the home serves the readers.
 
-The home accepts values as from its own workers, in order and each once over all attempts, and passes on to the maker's node how far it may
-go (``AllowYields``). Values are sent as ends of attempts are: numbered, retained and pinned until acknowledged, behind every hold, so that
-the end of a stream follows its values. After a restart of the home's daemon, the last values, as many as may be ahead of the reader, are
-repeated; after a restart of the maker's daemon the worker repeats them.
+The home accepts values in order and each once over all attempts, and passes on how far the maker may go (``AllowYields``). Values are
+numbered, retained and pinned until acknowledged, behind every hold, and ahead of the stream's end. After a restart of the home's daemon, as
+many values as may be ahead of the reader are repeated; after one of the maker's daemon the worker repeats them.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from zfabric.protocol.ids import WORKER, Address
 
 
 class _LastRows:
-    """The last rows sent of a stream. The refs inside are pinned."""
+    """The last rows sent of a stream, with the refs inside pinned."""
 
     def __init__(self, home: bytes, ahead: int) -> None:
         self.home = home
         self.rows: deque[m.Row] = deque(maxlen=ahead + 1)
         """As many values as may be ahead of the reader, and the row that counts them."""
         self.has_ended = False
-        """Whether an end was reported that is not acknowledged."""
+        """Whether its end is reported and not acknowledged."""
 
 
 class RemoteStreams:
-    """Sends values of streams to their homes, and accepts those for this home."""
+    """Sends values to streams' homes, and accepts those for this home."""
 
     def __init__(
         self,
@@ -55,12 +54,12 @@ class RemoteStreams:
         self.executions = executions
         self.receipts = receipts
         self.last: dict[bytes, _LastRows] = {}
-        """Last rows of each stream made here for another node, until the end is acknowledged."""
+        """Last rows of each stream made here, until its end is acknowledged."""
 
     # -- where they are made --
 
     def end_of_turn(self) -> None:
-        """Send this turn's values. The homes of the refs inside must be known."""
+        """Send values. The homes of the refs inside must be known."""
         if self.references.paused:
             return
         yielded, self.tables.relayed_yields = self.tables.relayed_yields, []
@@ -75,7 +74,7 @@ class RemoteStreams:
             self._forget_orphans()
 
     def _forget_orphans(self) -> None:
-        """Drop streams whose home is gone, or that broke off with their process."""
+        """Drop streams whose home is gone, or that ended with their process."""
         tables = self.tables
         for identifier in (*(each[0].id for each in tables.delegated_ends), *(row[0] for _, row, _ in tables.relayed_ends)):
             if identifier in self.last:
@@ -132,7 +131,7 @@ class RemoteStreams:
             home.ends.retain_first(m.RelayedYields(home.ends.free, rows, self.tables.homes_of(named)), named)
 
     def on_allow_yields(self, now: float, source: Address, message: m.AllowYields) -> None:
-        """Pass on how far a stream may go. A stream that has not begun is allowed more after its first value."""
+        """Pass on how far a stream may go, or do so after its first value."""
         task, call = self.tables.tasks.get(message.task_id), self.tables.relayed_streams.get(message.task_id)
         maker = task if call is None else self.tables.guests.get(call.actor) or self.tables.actors.get(call.actor)
         worker = maker.worker if maker is not None else None

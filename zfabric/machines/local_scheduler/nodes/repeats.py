@@ -1,7 +1,7 @@
 """What two nodes repeat to each other when the daemon of either is new.
 
-A restarted daemon has lost its state of other nodes, and the link begins anew: earlier messages are void. Each side registers
-(``RegisterNode``), repeats what concerns the other, and sends ``Ready``:
+A restarted daemon has lost its state of other nodes, and earlier messages are void. Each side registers (``RegisterNode``), repeats what
+concerns the other, and sends ``Ready``:
 
 - a borrower: its holds;
 - an executor: its attempts, and unacknowledged ends;
@@ -43,7 +43,7 @@ from zfabric.protocol.ids import JOB_BYTES, Address, call_value, node_of_caller
 
 
 class Repeats:
-    """Repeats to other nodes, and accepts what they repeat."""
+    """Repeats to other nodes, and accepts repeats."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Repeats:
     # -- what this node repeats --
 
     def begin_anew(self, node: NodeRecord) -> None:
-        """Drop what is under way to and from a node's former daemon."""
+        """Drop what is under way to and from a former daemon."""
         node.functions.clear()
         node.reported.clear()
         node.repeated.clear()
@@ -137,7 +137,7 @@ class Repeats:
         self.jobs.node_joined(token)
 
     def _send_retained(self, home: bytes, records: Iterable[AnyObject | None]) -> None:
-        """Send a home the sizes of its values, among these, that this node retains."""
+        """Send a home the sizes of its values that this node retains."""
         retained = tuple(
             (each.object_id, each.value.size, each.contained)
             for each in records
@@ -147,7 +147,7 @@ class Repeats:
             self.tables.send_to_node(home, m.RetainedValues(rows, self._homes(rows)))
 
     def _name_jobs(self, token: bytes) -> None:
-        """Send a node the jobs of the objects borrowed from it, which its daemon may not have written."""
+        """Name the jobs of objects borrowed there, which the daemon may not have written."""
         objects = (each for each in self.tables.objects.values() if each.home == token and each.hold is not None and each.hold.registered)
         for job in map(self.tables.jobs.get, dict.fromkeys(each.id[:JOB_BYTES] for each in objects)):
             if job is not None and not job.ended:
@@ -155,7 +155,7 @@ class Repeats:
                 self.tables.send_to_node(token, m.Delegate(about, (), (), (), (), (), self.tables.first_attempt))
 
     def _in_outcomes(self, home: bytes, ends: Iterable[m.Message]) -> set[bytes]:
-        """Values in unacknowledged outcomes of calls: they must arrive with the outcomes."""
+        """Values in unacknowledged outcomes: they must arrive with these."""
         rows = [row for message in ends if isinstance(message, m.CallsEnded) for row in message.rows]
         rows += [row for _, row, _ in self.tables.relayed_ends if node_of_caller(row[1]) == home]
         return {call_value(row[0], index) for row in rows for index, _ in enumerate(row[3])}
@@ -206,7 +206,7 @@ class Repeats:
         self.peer_recovery.take_retained(source[1:], message)
 
     def node_ready(self, node: NodeRecord, now: float) -> None:
-        """End attempts and holds that a registered node has not repeated."""
+        """End attempts and holds that a node has not repeated."""
         cause = "its process ended before the daemon of its node was restarted, or meanwhile"
         missing = [task for task in node.inflight.values() if node.reported.get(task.id) != task.attempt]
         self.actors.returning_lost(node, missing, cause)

@@ -1,7 +1,7 @@
 """Nodes that others name and this node's table lacks: dead, or in a table under way.
 
-A ref may arrive before the table with its home. Its sender had that table from the head; so once the head has answered a question, every
-table with the node has arrived, and a node that is still missing is dead.
+The sender of such a ref had its table from the head; so once the head has answered a question, every table with the node has arrived, and a
+node that is still missing is dead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from zfabric.machines.local_scheduler.transitions import NodeFoundDead
 from zfabric.protocol import messages as m
 
 DEAD_MAX = 4096
-"""Dead nodes that are remembered: as many as a cluster has nodes."""
+"""Dead nodes remembered: as many as a cluster has nodes."""
 
 
 class UnknownNodes:
@@ -26,7 +26,7 @@ class UnknownNodes:
         self._waiting: defaultdict[bytes, list[m.Message]] = defaultdict(list)
 
     def send(self, node: bytes, message: m.Message) -> None:
-        """Send a message to a node once it is known; drop it if the node is dead."""
+        """Send to a node once it is known; drop it if the node is dead."""
         if node in self.tables.nodes:
             self.tables.send_to_node(node, message)
         elif node not in self.tables.dead:
@@ -44,7 +44,7 @@ class UnknownNodes:
             self.tables.send_to_node(node, message)
 
     def mark_dead(self, node: bytes) -> None:
-        """Record that a node is dead, and drop what waited for it."""
+        """Mark a node dead, and drop what waited for it."""
         self._waiting.pop(node, None)
         self.tables.dead.setdefault(node, False)
         if len(self.tables.dead) > DEAD_MAX:

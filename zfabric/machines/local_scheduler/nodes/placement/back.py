@@ -2,18 +2,17 @@
 
 The home asks for them (``Reclaim``):
 
-- This node has room and nothing to run: it asks for the last half of the largest share.
-- Another node would begin them sooner, since it joined late or has ended its share. It is given what it begins until the next look.
-- Spread tasks, or tasks that prefer labels, wait on a node that has ended none of this home's tasks for two seconds: they come back, and
-  are placed as if without a strategy.
+- This node has nothing to run: it asks for the last half of the largest share.
+- Another node would begin them sooner, and is given what it begins until the next look.
+- Spread tasks, or tasks that prefer labels, wait on a node that has ended none of this home's tasks for two seconds: they are placed as if
+  without a strategy.
 
-For these last reasons each attempt comes back once, however many nodes join.
+For the last two reasons each attempt comes back once.
 
 Or the executor returns them (``Reclaimed``), with a reason:
 
-- *full*: they wait for resources that actors or bundles hold, perhaps for ever. Tasks that this node dealt to itself are dealt out again,
-  too.
-- *blocked*: the executor has as many blocked workers as it may. The task stays at home, and runs on top of a task that waits for it.
+- *full*: actors or bundles hold the resources, perhaps for ever. Tasks that this node dealt to itself are dealt out again, too.
+- *blocked*: it has as many blocked workers as it may. The task stays at home, and runs on top of a task that waits for it.
 - No reason: the node is drained, or answers ``Reclaim``.
 
 A begun task never comes back.
@@ -41,38 +40,37 @@ from zfabric.protocol.options import accepts, only_prefers
 RECLAIMED_MOST = 256
 """Tasks reclaimed at once: more than a node runs while messages are under way."""
 RECALL_SECONDS = 2.0
-"""How long a node may end none of this home's tasks before ``_recall``; it may first have to start workers, so twice ``when.STAY_SECONDS``.
-"""
+"""How long a node may end none of this home's tasks before ``_recall``: it may first start workers, so twice ``when.STAY_SECONDS``."""
 LOOK_SECONDS = 0.05
-"""Between looks whether other nodes would begin sooner what waits at a node: half as long as a heartbeat may be old."""
+"""Between looks whether others would begin sooner: half as long as a heartbeat may be old."""
 DONORS_MOST = 4
-"""Nodes whose tasks a look examines, until some can move: those of a node may be bound to it."""
+"""Nodes a look examines, until some task can move."""
 PATIENCE = 0.2
-"""How long room may be lacking: many actors end soon, and global schedulers are informed by then (``heartbeats.EVERY``)."""
+"""How long room may be lacking: many actors end soon, and by then global schedulers know (``heartbeats.EVERY``)."""
 
 
 class Reclaiming:
-    """The home's side: asks other nodes for this home's tasks and receives what they return."""
+    """The home's side: asks for tasks, and receives what is returned."""
 
     def __init__(self, tables: Tables, outcomes: Outcomes, delegations: Delegations) -> None:
         self.tables = tables
         self.outcomes = outcomes
         self.delegations = delegations
         self._asked = b""
-        """The node that was asked for tasks and has not answered."""
+        """The node that has yet to answer."""
         self._look_at: float | None = None
-        """When to look whether tasks should move; None while none waits at another node."""
+        """When to look whether tasks should move; None while none waits elsewhere."""
         self._delegated = -1
-        """Tasks given to other nodes when the last look was planned; -1 if it found some waiting. A look is due whenever they differ."""
+        """Tasks given away when the last look was planned; -1 if it found some waiting. A look is due whenever they differ."""
 
     def begin_anew(self, node: NodeRecord) -> None:
-        """Expect no answer of a node with a new daemon."""
+        """Expect no answer of its former daemon."""
         node.reclaimable = False
         if self._asked == node.token:
             self._asked = b""
 
     def end_of_turn(self, now: float) -> None:
-        """Reclaim what is to be placed again. Called if there are other nodes."""
+        """Reclaim what is to be placed again. For clusters of several nodes."""
         if self.delegations.preferring:
             self.tables.deadlines.note(RECLAIMING)
             for node in self.delegations.take_slow(now, RECALL_SECONDS):
@@ -91,7 +89,7 @@ class Reclaiming:
             self.tables.deadlines.note(RECLAIMING, self._look_at)
 
     def next_deadline(self) -> float | None:
-        """When tasks that may run on any other node are recalled from one, unless it ends one before, or the next look is due."""
+        """When tasks that may run anywhere are recalled, or the next look is due."""
         if not self.tables.nodes:
             return None
         due = [] if self._look_at is None else [self._look_at]
@@ -100,7 +98,7 @@ class Reclaiming:
         return min(due, default=None)
 
     def _recall(self, node: NodeRecord) -> None:
-        """Reclaim a node's tasks that may run anywhere, and drop their strategy."""
+        """Reclaim tasks that may run anywhere, and drop their strategy."""
         found = list(filter(self._may_run_anywhere, node.inflight.values()))
         for task in found:
             task.facts().demand_queue = self.tables.queue_like(self.tables.queue_of(task), ())
@@ -108,14 +106,13 @@ class Reclaiming:
         self._reclaim(node, found)
 
     def _may_run_anywhere(self, task: TaskRecord) -> bool:
-        """Whether a task only prefers a place. Actors stay, and so does what may wait for copies of large inputs."""
+        """Whether it only prefers a place. Actors stay, and so does what may wait for large inputs."""
         strategy = self.tables.queue_of(task).strategy
         if not self._may_move(task) or task.function.actor is not None or not strategy or not only_prefers(strategy):
             return False
         return not self.outcomes.reads_large(task)
 
     def _reclaim_for_this_node(self) -> None:
-        """If this node has room and nothing to run, reclaim the last half of the largest share."""
         given = [node for node in self.tables.nodes.values() if node.reclaimable and node.inflight]
         if not given or any(queue and queue.feasible is not False and not queue.away for queue in self.tables.queues.values()):
             return
@@ -131,7 +128,7 @@ class Reclaiming:
             self._reclaim(node, tasks)
 
     def _last_half(self, node: NodeRecord) -> list[TaskRecord]:
-        """The last half of a node's tasks, without those that a strategy or inputs bind to it."""
+        """The last half of its tasks, without those that a strategy or inputs bind to it."""
         most = min(RECLAIMED_MOST, (len(node.inflight) + 1) // 2)
         found: list[TaskRecord] = []
         for task in reversed(node.inflight.values()):
@@ -143,7 +140,7 @@ class Reclaiming:
         return found[::-1]
 
     def _reclaim_for_others(self) -> None:
-        """Reclaim what other nodes would begin sooner from one of the nodes that have most waiting."""
+        """Reclaim what others would begin sooner from a node with most waiting."""
         nodes = [node for node in self.tables.nodes.values() if node.inflight and node.is_ready and not node.draining]
         for donor in nlargest(DONORS_MOST, nodes, key=self._count_waiting):
             if tasks := self._movable(donor):
@@ -152,7 +149,7 @@ class Reclaiming:
                 return
 
     def _movable(self, donor: NodeRecord) -> list[TaskRecord]:
-        """The last tasks of a node that others would begin sooner. None of these attempts moves again."""
+        """Its last tasks that others would begin sooner. These attempts do not move again."""
         rooms: dict[ShapeQueue, int] = {}
         found: list[TaskRecord] = []
         for task in islice(reversed(donor.inflight.values()), min(RECLAIMED_MOST, self._count_waiting(donor))):
@@ -169,13 +166,13 @@ class Reclaiming:
         return len(node.inflight) - self.tables.begun_at(node)
 
     def _may_move(self, task: TaskRecord) -> bool:
-        """Whether another node may run a task that was given to one, and this attempt was not moved before."""
+        """Whether another node may run it, and this attempt has not moved."""
         if task.state != ASSIGNED or self.outcomes.reads_elsewhere(task):
             return False
         return task.rare is None or task.rare.moved != task.attempt
 
     def _receivers(self, donor: NodeRecord, like: TaskRecord) -> list[tuple[NodeRecord, int]]:
-        """Nodes that would begin tasks like this one sooner than the node that has it, and how many each until the next look."""
+        """Nodes that would begin such tasks sooner, and how many each until the next look."""
         queue = self.tables.queue_of(like)
         if queue.only or queue.group is not None:
             return []
@@ -221,23 +218,23 @@ class Reclaiming:
 
 
 class Returns:
-    """The executor's side: returns unbegun tasks of other homes."""
+    """The executor's side: returns unbegun tasks."""
 
     def __init__(self, tables: Tables, outcomes: Outcomes, placement: Placement) -> None:
         self.tables = tables
         self.outcomes = outcomes
         self.placement = placement
         self.crowded: dict[int, float] = {}
-        """Queues for which actors or bundles leave no room, by token, and since when."""
+        """Queues without room because of actors or bundles, by token, and since when."""
 
     def on_reclaim(self, now: float, source: Address, message: m.Reclaim) -> None:
-        """Return the tasks of a ``Reclaim`` that have not begun."""
+        """Return those that have not begun."""
         if source[1:] in self.tables.nodes:
             tasks = [task for task in map(self.tables.tasks.get, message.task_ids) if task is not None and task.submitter == source[1:]]
             self._return_unbegun(source[1:], [task for task in tasks if task.state in (READY, WAITING)])
 
     def return_all(self) -> None:
-        """Return all unbegun tasks of other homes, except those in a bundle here."""
+        """Return all, except those in a bundle here."""
         by_home: defaultdict[bytes, list[TaskRecord]] = defaultdict(list)
         for task in self.tables.tasks.values():
             if task.function.delegated and task.state in (READY, WAITING) and self.tables.queue_of(task).group is None:
@@ -246,7 +243,7 @@ class Returns:
             self._return_unbegun(home, tasks)
 
     def end_of_turn(self, now: float) -> None:
-        """Send away what has waited long enough for room."""
+        """Return what has waited long enough for room."""
         queues = [
             queue
             for queue in self.tables.queues.values()
@@ -266,11 +263,11 @@ class Returns:
                     self.placement.deal_anew(queue)
 
     def next_deadline(self) -> float | None:
-        """When the next queue will have waited for actors for long enough."""
+        """When the next queue has waited long enough."""
         return min(self.crowded.values()) + PATIENCE if self.crowded and self.tables.nodes else None
 
     def return_queues(self, queues: Iterable[ShapeQueue], reason: str) -> None:
-        """Return a queue's tasks: "blocked" is what waits for them, or "full" is this node."""
+        """Return their tasks: "blocked" is what waits for them, or "full" is this node."""
         by_home: defaultdict[bytes, list[TaskRecord]] = defaultdict(list)
         for queue in queues:
             for task in queue:
@@ -281,7 +278,6 @@ class Returns:
             self._return(home, tasks, reason)
 
     def _return_unbegun(self, home: bytes, tasks: list[TaskRecord]) -> None:
-        """Return waiting tasks; queues skip them from now on."""
         for task in tasks:
             if task.state == READY:
                 self.tables.queue_of(task).stop_one()

@@ -1,12 +1,11 @@
 """When tasks leave this node: those that wait here, or can never run here.
 
-A queue asks a global scheduler for nodes where its tasks would start sooner (``Place``): after it has waited for ``spill_after`` and unless
-it ends soon, or at once if this node can never meet its demand. The answer is a number of tasks for each node; the last tasks of the queue
-are sent, and this node's share stays. An unanswered question is repeated elsewhere; of several answers the first counts. A queue for which
-no other node is named waits twice as long each time. If no node can meet its demand, the driver is warned, or the tasks fail.
+A queue asks a global scheduler for nodes where its tasks would start sooner (``Place``): after ``spill_after`` unless it ends soon, or at
+once if this node can never meet its demand. The answer is a number for each node; the last tasks are sent, and this node's share stays. An
+unanswered question is repeated elsewhere, and the first answer counts. A queue for which no other node is named waits twice as long each
+time. If no node can meet its demand, the driver is warned, or the tasks fail.
 
-This node's share of spread tasks, and of tasks that prefer labels, waits here for a second and is then placed as other tasks are. Where
-tasks wait for what actors hold, processes are asked to collect unused handles (``Starvation``).
+This node's share of spread tasks, and of tasks that prefer labels, waits here for a second and is then placed as other tasks are.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from zfabric.protocol.options import HERE, describe_strategy, only_prefers
 WORTH_SECONDS = 50e-6
 """Shorter tasks stay: delegation costs both daemons about as much."""
 STAY_SECONDS = 1.0
-"""How long a queue is left alone whose tasks cannot be sent, or were dealt to this node."""
+"""How long a queue is left alone whose tasks stay, or were dealt to this node."""
 DOUBLED_MOST = 5
-"""How often the wait of a queue is doubled: to 32 times ``spill_after``, 0.64 s."""
+"""Most doublings of a queue's wait: 32 times ``spill_after``, 0.64 s."""
 LOOKED_AT = 16
-"""Tasks of a queue whose inputs are measured, for an estimate."""
+"""Tasks of a queue whose inputs are measured."""
 
 
 class _Question(NamedTuple):
@@ -46,12 +45,12 @@ class _Question(NamedTuple):
 
 
 class _Wait(NamedTuple):
-    """When a queue began to wait, or was last examined, with its first task then."""
+    """When a queue began to wait or was last examined, with its first task then."""
 
     since: float
     first: bytes
     doubled: int = 0
-    """How often in a row no other node was named for it."""
+    """How often in a row no other node was named."""
     answered: bool = False
 
 
@@ -64,17 +63,17 @@ class PlacementRequests:
         self.delegations = delegations
         self.heartbeats = heartbeats
         self.unmet = False
-        """Whether some queue has a demand that this node cannot or must not meet."""
+        """Whether this node cannot or must not meet some demand."""
         self._waits: dict[int, _Wait] = {}
         """Queues that have tasks, by token."""
         self._asked: dict[int, _Question] = {}
         self._first = crc32(tables.node)
-        """Selects the first global scheduler to ask, so that nodes share them evenly."""
+        """The global scheduler to ask first: nodes share them evenly."""
 
     # -- demands that this node cannot meet --
 
     def find_unmet(self, now: float) -> None:
-        """Note the demands that this node cannot meet. Without other nodes, ask its own global scheduler."""
+        """Note unmet demands. Without other nodes, ask this node's global scheduler."""
         tables = self.tables
         rows = []
         self.unmet = False
@@ -101,7 +100,7 @@ class PlacementRequests:
             tables.send(tables.placers[0], m.Place(tuple(rows)))
 
     def tick(self, now: float) -> None:
-        """Warn drivers of demands that no node meets, once per demand."""
+        """Warn drivers once of each demand that no node meets."""
         tables = self.tables
         for queue in tables.queues.values():
             since = queue.infeasible_since
@@ -125,7 +124,7 @@ class PlacementRequests:
     # -- questions --
 
     def ask(self, now: float) -> None:
-        """Ask about the queues that have waited long enough. Called each turn if there are other nodes."""
+        """Ask about queues that have waited long enough. For clusters of several nodes."""
         tables = self.tables
         if not (self._waits or self._asked or any(tables.queues.values())):
             return
@@ -146,7 +145,7 @@ class PlacementRequests:
             tables.send(placer, m.Place(tuple(rows)))
 
     def _due(self, queue: ShapeQueue, now: float) -> int | None:
-        """How often a queue was asked about without an answer, if it is to be asked about now; else None."""
+        """How often it was asked about without an answer, if it is due; else None."""
         question = self._asked.get(queue.token)
         if question is not None:
             return question.times + 1 if now >= question.asked + self.tables.config.placer_patience else None
@@ -168,7 +167,7 @@ class PlacementRequests:
         return queue.pool.fits(queue.demand)
 
     def _ends_soon(self, queue: ShapeQueue) -> bool:
-        """Whether this node will begin a queue's tasks before others could, or they are too short to be sent."""
+        """Whether this node will begin its tasks sooner than others, or they are too short to send."""
         mean = mean_of(queue)
         if mean is None:
             return False
@@ -176,7 +175,7 @@ class PlacementRequests:
         return mean < WORTH_SECONDS or mean * len(queue) / slots < self.tables.config.spill_after
 
     def _inputs(self, queue: ShapeQueue) -> m.Rows:
-        """Average bytes of large inputs of a queue's task, by the node that has them."""
+        """Average bytes of a task's large inputs, by node."""
         tasks = list(islice(reversed(queue), LOOKED_AT))
         found = bytes_by_node(self.tables, [object_id for task in tasks for object_id in task.row[3]])
         return tuple((node, size // len(tasks)) for node, size in found.items())
@@ -184,7 +183,7 @@ class PlacementRequests:
     # -- answers --
 
     def on_placed(self, now: float, source: Address, message: m.Placed) -> None:
-        """Give tasks of queues to the nodes of an answer."""
+        """Give tasks to the nodes of an answer."""
         tables = self.tables
         for token, places in message.rows:
             queue = tables.queues.get(token)
@@ -204,7 +203,7 @@ class PlacementRequests:
                 self._waits[token] = _Wait(since, queue.first.id, doubled, answered=True)
 
     def _answer_unmet(self, queue: ShapeQueue, somewhere: bool) -> None:
-        """Note that some node can run a queue's tasks; if none can, fail them if the settings say so."""
+        """Note that some node can run its tasks; if none can, fail them if the settings say so."""
         if somewhere:
             queue.infeasible_since = None
         elif self.tables.config.infeasible == "raise":
@@ -214,7 +213,7 @@ class PlacementRequests:
                     self.outcomes.fail(task, "TaskUnschedulableError", text, ())
 
     def next_deadline(self) -> float | None:
-        """When a queue will have waited long enough, a question is to be repeated, or a driver is to be warned."""
+        """When to ask, to repeat a question, or to warn a driver."""
         due: list[float] = []
         config = self.tables.config
         if self.tables.nodes and (self._waits or self._asked):
@@ -234,7 +233,7 @@ def _begin(now: float, queue: ShapeQueue) -> _Wait:
 
 
 def _was_dealt(queue: ShapeQueue) -> bool:
-    """Whether a queue has this node's share of tasks that any node may run."""
+    """Whether it is this node's share of tasks that any node may run."""
     return queue.strategy[:1] == HERE and only_prefers(queue.strategy) and not queue.delegated and not queue.shared
 
 
@@ -249,7 +248,7 @@ class Starvation:
         self.tables = tables
         self.dispatcher = dispatcher
         self.since: float | None = None
-        """Since when demands have waited in every turn, for actors or others."""
+        """Since when demands have waited in every turn."""
         self._due = 0.0
 
     def end_of_turn(self, now: float) -> None:
@@ -268,7 +267,7 @@ class Starvation:
         return self._due if self.since is not None else None
 
     def tick(self, now: float) -> None:
-        """Request a collection from all processes, if demands wait for resources of actors."""
+        """Have all processes collect, if demands wait for resources of actors."""
         if self.since is None or now < self._due:
             return
         if not self._actors_hold_it():

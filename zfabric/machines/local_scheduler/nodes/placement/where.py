@@ -1,12 +1,12 @@
 """Where tasks go whose node the home chooses itself, by their options or inputs, without a global scheduler.
 
-*Options* demand a certain node, nodes with labels, or a spread over all. Queues of such tasks are *away* while there is a choice: no worker
-here receives them, and at the end of each turn they are dealt out. Tasks for other nodes are delegated; this node's share moves to a queue
-of the same shape that stays here. Without other nodes, a queue is away only if its tasks do not accept this node. A node whose actors leave
-no room is passed over; for another node that is known once it has returned tasks.
+*Options* demand a node, labels, or a spread over all. Queues of such tasks are *away* while there is a choice: no worker here receives
+them, and each turn deals them out. This node's share moves to a queue of the same shape that stays here. Without other nodes, a queue is
+away only if its tasks do not accept this one. A node whose actors leave no room is passed over; of another node that is known once it has
+returned tasks.
 
 *Inputs* on another node attract a task if it can start there sooner: fetching takes bytes over bandwidth, there it waits for what this node
-has given that node before. Other tasks wait here as usual. Tasks of placement groups go to their bundles (``group_tasks``).
+gave that one before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SOFT_ADVICE = "soft=True runs it elsewhere"
 TRIED_MOST = 16
 """Tasks with which a node is tried that had no room."""
 FULL_SECONDS = 1.0
-"""How long a node without room for a demand is passed over before it is tried."""
+"""How long a node without room is passed over before it is tried."""
 
 
 class Placement:
@@ -38,14 +38,13 @@ class Placement:
         self.outcomes = outcomes
         self.delegations = delegations
         self._dealt = 0
-        """Tasks dealt out so far: the next one goes to the node after the last one's."""
+        """Tasks dealt out so far: rotation goes on from there."""
         self.holding = False
-        """Whether tasks wait because no node has room."""
 
     # -- by their inputs --
 
     def send_to_inputs(self, now: float) -> None:
-        """Send the tasks that became ready in this turn to their inputs, where that is sooner."""
+        """Send tasks that became ready to their inputs, where that is sooner."""
         for task in self.outcomes.take_with_inputs():
             queue = self.tables.queue_of(task)
             if task.state != READY or queue.for_life or not is_own_work(queue):
@@ -60,7 +59,7 @@ class Placement:
                 self.tables.counts["sent_to_inputs"] += 1
 
     def _node_of_inputs(self, task: TaskRecord) -> NodeRecord | None:
-        """The node with most bytes of a task's inputs, if the task can start there before those can be here."""
+        """The node with most bytes of its inputs, if it can start there before they can be here."""
         bytes_at = bytes_by_node(self.tables, dict.fromkeys(task.row[3]))
         here = bytes_at.pop(self.tables.node, 0)
         place = max(bytes_at, key=lambda each: bytes_at[each], default=b"")
@@ -77,7 +76,7 @@ class Placement:
     # -- by their options --
 
     def deal_out(self, now: float) -> None:
-        """Deal out the tasks of all queues that are away."""
+        """Deal out all queues that are away."""
         self.holding = False
         for queue in [queue for queue in self.tables.queues.values() if queue.away and queue.group is None]:
             if queue.drop_stale():
@@ -127,25 +126,25 @@ class Placement:
         self.holding |= not roomy
 
     def _has_room(self, node: NodeRecord | None, queue: ShapeQueue) -> bool:
-        """Whether actors leave room for a task, as far as is known. None stands for this node."""
+        """Whether actors leave room, as far as is known. None is this node."""
         return covers(self.tables.capacity(), queue.demand) if node is None else queue.demand not in node.full
 
     def _try(self, queue: ShapeQueue, full: list[NodeRecord], now: float) -> None:
-        """Give a few tasks to nodes that had no room a while ago: the first that ends shows that there is room."""
+        """Give a few tasks to nodes without room a while ago: the first that ends shows that there is room."""
         for node in full:
             if now >= node.full[queue.demand]:
                 node.full[queue.demand] = now + FULL_SECONDS
                 self.delegations.give(queue, node, TRIED_MOST, now)
 
     def next_deadline(self) -> float | None:
-        """When a node is to be tried for tasks that wait."""
+        """When a node is to be tried."""
         if not self.holding:
             return None
         waiting = {queue.demand for queue in self.tables.queues.values() if queue.away and queue and queue.group is None}
         return min((node.full[demand] for node in self.tables.nodes.values() for demand in waiting & node.full.keys()), default=None)
 
     def _give(self, queue: ShapeQueue, nodes: list[NodeRecord | None], here: bool, now: float) -> None:
-        """Give each node its share; None stands for this one. Tasks that cannot travel run here, or fail."""
+        """Give each node its share; None is this one. Tasks that cannot travel run here, or fail."""
         tasks = len(queue)
         share, more = divmod(tasks, len(nodes))
         for index in range(len(nodes)):
@@ -167,11 +166,11 @@ class Placement:
         self._move(queue, queue.strategy[1:])
 
     def _move(self, queue: ShapeQueue, strategy: Strategy) -> None:
-        """Move what is left to a queue that stays here, or to one without a strategy."""
+        """Move the rest to a queue that stays here, or has no strategy."""
         queue.move_to(self.tables.queue_like(queue, strategy))
 
     def _nowhere(self, queue: ShapeQueue, hard: list[tuple[str, str, str, tuple[str, ...]]], now: float) -> None:
-        """Fail tasks for a node that does not exist; tasks for labels wait."""
+        """Fail tasks for a missing node; tasks for labels wait."""
         queue.infeasible_since = now if queue.infeasible_since is None else queue.infeasible_since
         on_node = _on_node(hard)
         if self.tables.config.infeasible != "raise" and not on_node:
@@ -189,7 +188,6 @@ class Placement:
 
 
 def _on_node(hard: list[tuple[str, str, str, tuple[str, ...]]]) -> bool:
-    """Whether tasks may run on one node only."""
     return any(key == NODE_ID and operator == "in" for _, key, operator, _ in hard)
 
 
@@ -198,7 +196,7 @@ def _is_able(node: NodeRecord, queue: ShapeQueue) -> bool:
 
 
 def bytes_by_node(tables: Tables, object_ids: Iterable[bytes]) -> Counter[bytes]:
-    """Bytes of large values among these objects, by the node that has them, this one included."""
+    """Bytes of large values, by node, this one included."""
     found: Counter[bytes] = Counter()
     for record in map(tables.find, object_ids):
         if record is not None and isinstance(record.value, Stored | Elsewhere):
@@ -207,12 +205,12 @@ def bytes_by_node(tables: Tables, object_ids: Iterable[bytes]) -> Counter[bytes]
 
 
 def was_dealt(strategy: Strategy) -> bool:
-    """Whether tasks were dealt to this node by their strategy."""
+    """Whether a strategy dealt them to this node."""
     return strategy[:1] == HERE and len(strategy) > 1
 
 
 def why_it_stays(task: TaskRecord) -> str:
-    """Why a task cannot run on another node."""
+    """Why another node cannot run it."""
     if task.function.shared:
         return "lightweight actors live on the node where they are created"
     if task.option("remake") is not None:
