@@ -1,4 +1,4 @@
-"""The local scheduler: accepts the tasks of its node, decides when and where they run, and fixes their outcomes."""
+"""The local scheduler of a node: when and where its tasks run, and their outcomes."""
 
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks as Deadlocks
 from zfabric.machines.local_scheduler.machine import LocalScheduler as LocalScheduler

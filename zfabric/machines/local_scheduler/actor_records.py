@@ -11,7 +11,7 @@ from zfabric.protocol.messages import CREATING, KillActor, RetireActor, Row, Sto
 
 
 class ActorRecord:
-    """One actor at its home, until no process can refer to it."""
+    """An actor at its home, until no process can refer to it."""
 
     __slots__ = (
         "arguments",
@@ -37,36 +37,35 @@ class ActorRecord:
         self.namespace = namespace
         self.name: str = task.option("name") or ""
         self.arguments: set[bytes] = set()
-        """Objects of its row that are retained for restarts."""
+        """Objects retained for restarts."""
         self.state = CREATING
         self.worker: WorkerRecord | None = None
         self.lived_before = False
-        """Whether it has had an earlier life."""
         self.failure = b""
         self.executing = b""
         """The call that ran when its last life ended."""
         self.lives_on = False
-        """Whether the process of that life lives, with other actors."""
+        """Whether that life's process lives, with other actors."""
         self.killed = ""
-        """Why it ends for good; empty if it does not."""
+        """Why it ends for good, or empty."""
         self.ending: RetireActor | StopDelegated | None = None
-        """The request to end this life that was sent to its node, in case that node's daemon is restarted."""
+        """The request to end this life, in case its node's daemon is restarted."""
         self.unreferenced = False
         """Whether its last handle was dropped."""
         self.retire_at: float | None = None
         self.returning = False
-        """Whether another node may yet report it after a restart; callers are not notified meanwhile."""
+        """Whether another node may yet report it; callers are not notified meanwhile."""
         self.watchers: set[bytes] = set()
-        """Processes that are notified of its location."""
+        """Processes notified of its location."""
 
     @property
     def id(self) -> bytes:
-        """The actor's id: that of the task that makes it."""
+        """The id of the task that makes it."""
         return self.task.id
 
     @property
     def restarts(self) -> int:
-        """Restarts after a death, in ``__init__`` or later; ``max_restarts`` limits them."""
+        """Restarts so far, in ``__init__`` or later; ``max_restarts`` limits them."""
         return self.task.rare.retries if self.task.rare is not None else 0
 
     @property
@@ -80,7 +79,7 @@ class ActorRecord:
         return self.task.function.shared
 
     def wait(self) -> BlockedTask | None:
-        """Its call, or ``__init__``, that is known to wait; None if there is none."""
+        """Its call, or ``__init__``, that is known to wait."""
         worker = self.worker or self.task.worker
         if worker is None:
             return None
@@ -102,18 +101,18 @@ class ActorRecord:
 
 
 class GuestRecord:
-    """A life here of an actor of another home, as long as its process exists."""
+    """A life here of an actor of another home, while its process exists."""
 
     __slots__ = ("drained", "ending", "leaving", "task", "worker")
 
     def __init__(self, task: TaskRecord, worker: WorkerRecord) -> None:
         self.task = task
-        """The attempt that made it; the submitter is its home."""
+        """The attempt that made it, submitted by its home."""
         self.worker = worker
         self.ending = ""
-        """Why this node ends it for good; empty if it does not."""
+        """Why this node ends it for good, or empty."""
         self.leaving = False
-        """Whether it was asked to end because this node is drained."""
+        """Whether it is to end for a drain."""
         self.drained = False
         """Whether it has agreed."""
 
@@ -139,53 +138,53 @@ class GuestRecord:
 
     @property
     def name(self) -> str:
-        """Its name; empty if it has none."""
+        """Its name, or empty."""
         return self.task.option("name") or ""
 
 
 class RemoteActorRecord:
-    """An actor of another home that processes here call, as its home reports it."""
+    """An actor of another home that processes here call."""
 
     __slots__ = ("asked", "attempt", "failure", "home", "id", "killed", "node", "row", "state", "watchers")
 
     def __init__(self, identifier: bytes, home: bytes) -> None:
         self.id = identifier
         self.home = home
-        """Its home; empty while unknown, as for a weak handle."""
+        """Empty while unknown, as for a weak handle."""
         self.asked: set[bytes] = set()
-        """Nodes that have not answered whether they are its home."""
+        """Nodes that may yet be its home."""
         self.node = b""
-        """The node on which it lives, perhaps this one: calls are sent there."""
+        """Where it lives, perhaps here: calls are sent there."""
         self.state = CREATING
         self.attempt = 0
         self.failure = b""
         self.row: Row = ()
-        """Its location as sent to processes here; empty before the first report."""
+        """Its location for processes here; empty before the first report."""
         self.killed: KillActor | None = None
-        """The request to end this life that was sent to its home, in case the home's daemon is restarted."""
+        """The request to end this life, in case the home's daemon is restarted."""
         self.watchers: set[bytes] = set()
         """Processes here that call it."""
 
 
 class LogBlock(NamedTuple):
-    """A block of rows up to call ``last``, or a whole checkpoint after that call. It pins ``refs``."""
+    """Rows up to call ``last``, or a checkpoint after it. Pins ``refs``."""
 
     last: int
     parts: int
-    """Parts of a checkpoint; 0 for a block of rows."""
+    """Of a checkpoint; 0 for rows."""
     refs: tuple[bytes, ...]
     made: tuple[bytes, ...] = ()
-    """Values that a replay of these rows makes again."""
+    """Values that a replay makes again."""
 
     def keys(self, actor_id: bytes) -> tuple[tuple[str, bytes], ...]:
-        """Its rows in the control store: (table, key)."""
+        """(table, key) of its rows in the control store."""
         if not self.parts:
             return ((LOG, actor_id + self.last.to_bytes(8, "big")),)
         return tuple((CHECKPOINT, part_key(actor_id, self.last, index)) for index in range(self.parts))
 
 
 class RetainedBlocks(NamedTuple):
-    """Blocks before the last checkpoint that made values still referred to, and the checkpoint before them, if any."""
+    """Blocks before the last checkpoint that made values still referred to, and the checkpoint before them."""
 
     base: LogBlock | None
     blocks: list[LogBlock]
@@ -196,18 +195,18 @@ class RetainedBlocks(NamedTuple):
 
 
 class Writing:
-    """A log message that is not known to be committed."""
+    """A log message that may not be committed."""
 
     __slots__ = ("attempt", "block", "committed", "number", "row", "writer")
 
     def __init__(self, writer: bytes, attempt: int, number: int, row: tuple[str, bytes, bytes], block: LogBlock | None) -> None:
         self.writer = writer
-        """The actor's process, or its node if that is another one."""
+        """The process, or the node if that is another one."""
         self.attempt = attempt
         self.number = number
         self.row = row
         self.block = block
-        """The block completed by this message; None for an earlier part of a checkpoint."""
+        """What this message completes; None for an earlier part of a checkpoint."""
         self.committed = False
 
 
@@ -237,7 +236,7 @@ class ActorLog:
     def __init__(self, actor_id: bytes) -> None:
         self.actor_id = actor_id
         self.blocks: deque[LogBlock] = deque()
-        """Blocks that a replay would need, in order."""
+        """What a replay would need, in order."""
         self.checkpoint: LogBlock | None = None
         self.past: list[RetainedBlocks] = []
         self.stray: list[LogBlock] = []
@@ -246,28 +245,28 @@ class ActorLog:
         """The last reported call."""
         self.writing: deque[Writing] = deque()
         self.failed: deque[Writing] = deque()
-        """Those of ``writing`` that the control store failed to write."""
+        """Those that the control store failed to write."""
         self.retry_at: float | None = None
         self.trouble = ""
-        """Why the control store fails; empty if it does not."""
+        """Why the control store fails, or empty."""
         self.replayed = self.to_replay = 0
         self.ended = 0
-        """For calls that are not logged: the last reported number of ended ones."""
+        """Without a log: the last reported number of ended calls."""
         self.exact = False
-        """Whether ``ended`` is final, as left by a dead process."""
+        """Whether that is final, as left by a dead process."""
         self.waits_for = 0
-        """For calls that are not logged: those that run while a checkpoint is due."""
+        """Without a log: calls that run while a checkpoint is due."""
         self.lost = 0
-        """Calls whose effects restarts have lost, as far as this scheduler knows."""
+        """Calls whose effects restarts have lost."""
         self.adopted = False
-        """Whether an earlier scheduler may have counted more in ``lost``."""
+        """Whether an earlier scheduler may have counted more."""
 
 
 def worker_of(record: ActorRecord) -> WorkerRecord | None:
-    """The worker in which an actor lives or is being made."""
+    """Where an actor lives or is being made."""
     return record.worker or record.task.worker
 
 
 def is_unlogged(record: ActorRecord) -> bool:
-    """Whether an actor has checkpoints but no log of its calls."""
+    """Whether it has checkpoints but no log."""
     return bool(record.task.option("unlogged", False))

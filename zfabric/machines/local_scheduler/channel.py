@@ -1,11 +1,7 @@
 """What a local scheduler has sent to others and they have not acknowledged.
 
-A ``PeerChannel`` has numbered messages to all other nodes, and what may be sent only when they are acknowledged: a barrier. A
-``PeerOutbox`` retains the messages to one node until it acknowledges them. A ``PeerInbox`` has what that node has sent and this one is to
-acknowledge.
-
-A node whose daemon is new has received nothing: numbers to it are dropped, its outboxes are sent again, and whatever waited waits for what
-is sent again, too.
+A node with a new daemon has received nothing: numbers to it are dropped, its outboxes are sent again, and whatever waited waits for these,
+too.
 """
 
 from __future__ import annotations
@@ -19,16 +15,16 @@ from zfabric.protocol import messages as m
 
 Item = TypeVar("Item")
 Sent: TypeAlias = m.Ended | m.CallsEnded | m.RelayedYields | m.LogAppended | m.Checkpoint
-"""Messages of which each has a number, and which are retained until they are acknowledged."""
+"""Numbered messages, retained until they are acknowledged."""
 CallsByWorker: TypeAlias = Mapping[bytes, list[bytes]]
-"""Ids of calls, by the worker whose actors have run them."""
+"""Ids of calls, by the worker that ran them."""
 NO_CALLS: CallsByWorker = {}
 Retained: TypeAlias = tuple[Sent, tuple[bytes, ...], CallsByWorker]
 """A message, the objects pinned for it, and the calls of which it has outcomes."""
 
 
 def batches(rows: Iterable[Item]) -> Iterator[tuple[Item, ...]]:
-    """Rows or ids in as many parts as they need messages."""
+    """Rows or ids in as many parts as messages."""
     rows = tuple(rows)
     for start in range(0, len(rows), ROWS_MAX):
         yield rows[start : start + ROWS_MAX]
@@ -37,8 +33,8 @@ def batches(rows: Iterable[Item]) -> Iterator[tuple[Item, ...]]:
 class PeerChannel:
     """Numbered messages to other nodes, and messages that wait for their acknowledgements.
 
-    ``nodes`` are the living ones. ``send`` sends what need not wait any more. In an ``ordered`` channel, a node processes all messages in
-    the order in which they were sent: what follows to the same node waits for other nodes only.
+    ``nodes`` are the living ones. In an ``ordered`` channel, a node processes messages in the order in which they were sent: what follows
+    to the same node waits for other nodes only.
     """
 
     def __init__(self, nodes: Container[bytes], send: Callable[[bytes, m.Message], None], ordered: bool = False) -> None:
@@ -46,11 +42,11 @@ class PeerChannel:
         self._send = send
         self._ordered = ordered
         self.barrier = 0
-        """The number of the last message: what is to wait for all messages so far waits for this one."""
+        """The last number: what waits for all messages so far waits for this one."""
         self._open: dict[int, bytes] = {}
-        """The receiver of each message that is not acknowledged, by its number, in order."""
+        """Receivers of unacknowledged messages, by number, in order."""
         self._waiting: deque[tuple[int, bytes, m.Message]] = deque()
-        """Messages to send once a barrier has closed: (barrier, node, message)."""
+        """Messages, (barrier, node, message), that wait."""
 
     @property
     def is_clear(self) -> bool:
@@ -58,35 +54,35 @@ class PeerChannel:
         return not (self._open or self._waiting)
 
     def number_for(self, node: bytes) -> int:
-        """Take the number of the next message, which this node is to acknowledge."""
+        """Take the next number, for this node to acknowledge."""
         self.barrier += 1
         self._open[self.barrier] = node
         return self.barrier
 
     def acknowledged(self, node: bytes, number: int) -> None:
-        """Accept an acknowledgement of a message by its receiver, and send what has waited for it."""
+        """Accept an acknowledgement, and send what waited for it."""
         if self._open.get(number) == node:
             del self._open[number]
             self._flush()
 
     def has_closed(self, barrier: int) -> bool:
-        """Whether all messages up to this number are acknowledged, or their receivers are dead."""
+        """Whether all up to this number are acknowledged, or their receivers dead."""
         return not self._open or barrier < next(iter(self._open))
 
     def send(self, node: bytes, message: m.Message) -> None:
-        """Send a message once all numbered messages so far are acknowledged. The order of these messages is preserved."""
+        """Send, in order, once all numbered messages so far are acknowledged."""
         if self._waiting or (self._open and not (self._ordered and set(self._open.values()) == {node})):
             self._waiting.append((self.barrier, node, message))
         else:
             self._send(node, message)
 
     def drop(self, node: bytes) -> None:
-        """Drop all messages to a node, which is dead or has a new daemon. ``renew`` is to follow."""
+        """Drop all to a node that is dead or has a new daemon; then call ``renew``."""
         self._open = {number: receiver for number, receiver in self._open.items() if receiver != node}
         self._waiting = deque(each for each in self._waiting if each[1] != node)
 
     def renew(self) -> None:
-        """Have whatever waits wait for all numbered messages so far: some were sent again after a restart or a death."""
+        """Have whatever waits wait for all so far: some were sent again."""
         self._waiting = deque((self.barrier, node, message) for _, node, message in self._waiting)
         self._flush()
 
@@ -98,7 +94,7 @@ class PeerChannel:
 
 
 class PeerOutbox:
-    """Messages to one node, in the order of their numbers, each retained until the node acknowledges it.
+    """Messages to one node, in order, each retained until acknowledged.
 
     Outcomes of calls are retained until their caller has them, too: after a restart of the node's daemon they are repeated.
     """
@@ -120,7 +116,7 @@ class PeerOutbox:
 
     @property
     def free(self) -> int:
-        """The number of an acknowledged message, for one that is to be before all others; 0 if none was acknowledged."""
+        """The number of an acknowledged message, for one that goes before all others; else 0."""
         return (self.retained[0][0].number if self.retained else self.next) - 1
 
     def retain_first(self, message: Sent, pins: tuple[bytes, ...]) -> None:
@@ -128,13 +124,13 @@ class PeerOutbox:
         self.retained.appendleft((message, pins, NO_CALLS))
 
     def replace(self, message: Sent, by: Sent) -> None:
-        """Retain another message instead of one, with the same number and pins."""
+        """Retain another message with the same number and pins."""
         self.retained = deque((by if each is message else each, pins, calls) for each, pins, calls in self.retained)
 
     def acknowledged(self, number: int, lacking: m.Rows = ()) -> list[Retained]:
         """Remove and return what has been received, up to a number.
 
-        ``lacking`` are callers of which each has outcomes up to a number only: the others remain.
+        ``lacking`` are callers that have outcomes only up to a number of their own: the others remain.
         """
         received: list[Retained] = []
         while self.retained and self.retained[0][0].number <= number:
@@ -154,12 +150,11 @@ class PeerOutbox:
 
 
 def _is_lacked(message: Sent, last: dict[bytes, int]) -> bool:
-    """Whether these are outcomes of calls that their caller lacks."""
     return isinstance(message, m.CallsEnded) and message.number > last.get(message.rows[0][1], message.number)
 
 
 class PeerInbox:
-    """Messages of one node that are accepted here and not yet acknowledged."""
+    """A node's accepted and unacknowledged messages."""
 
     __slots__ = ("callers", "newest", "requested")
 
@@ -167,22 +162,21 @@ class PeerInbox:
         self.newest: int | None = None
         """The newest of these messages."""
         self.callers: dict[bytes, CallerReceipt] = {}
-        """Processes here that may lack outcomes of their calls."""
+        """Processes here that may lack outcomes."""
         self.requested = False
-        """Whether their receipts were requested for the next acknowledgement."""
+        """Whether receipts were requested for the next acknowledgement."""
 
 
 class CallerReceipt:
-    """Which outcomes of calls on another node a process here has received, by the numbers of their messages."""
+    """What a process has received of outcomes from another node, in numbers of messages."""
 
     __slots__ = ("received", "requested", "sent", "token")
 
     def __init__(self) -> None:
         self.sent = 0
-        """The last message with outcomes sent to the process."""
         self.received = 0
-        """The process has received everything up to this message."""
+        """Everything up to this has arrived."""
         self.token = 0
-        """The unanswered request for a receipt; 0 if there is none."""
+        """The unanswered request for a receipt, or 0."""
         self.requested = 0
         """``sent`` when the receipt was requested."""

@@ -32,7 +32,7 @@ from typing import NamedTuple
     DIRECT,
     BACKPRESSURE,
 ) = range(24)
-"""What has deadlines, in the order in which those that have passed are applied."""
+"""What has deadlines, in the order in which they are applied."""
 
 
 class Timed(NamedTuple):
@@ -41,23 +41,23 @@ class Timed(NamedTuple):
     next_deadline: Callable[[], float | None]
     """Returns the soonest deadline, or None."""
     tick: Callable[[float], None] | None = None
-    """Applies deadlines that have passed. Without it the end of the turn does so."""
+    """Applies passed deadlines. Without it the end of the turn does so."""
 
 
 class PartDeadlines:
     """The soonest deadline of each part.
 
-    A part notes a deadline when it sets one. When one of its deadlines goes, or moves further off, it does nothing: the time noted here is
-    then too soon, and the part is asked once that would be the next one.
+    A part only notes deadlines. When one goes, or moves further off, the time here is too soon, and the part is asked once that would be
+    the next one.
     """
 
     def __init__(self) -> None:
         self._times = [inf] * (BACKPRESSURE + 1)
         self.any_sooner = False
-        """Whether a part has noted a deadline since ``next`` was called."""
+        """Whether one was noted since ``next`` was called."""
 
     def note(self, part: int, deadline: float = 0.0) -> None:
-        """Note that a part has a deadline. By default the part is asked when the next deadline is wanted."""
+        """Note a deadline. By default the part is asked when the next one is wanted."""
         if deadline < self._times[part]:
             self._times[part] = deadline
             self.any_sooner = True
@@ -74,12 +74,12 @@ class PartDeadlines:
         return None
 
     def passed(self, now: float) -> Iterator[int]:
-        """Parts of which a deadline may have passed, in order. Each is found before the next one is looked for."""
+        """Parts to ask, in order. Each is found before the next one is looked for."""
         for part, deadline in enumerate(self._times):
             if deadline <= now:
                 yield part
 
     def missing(self, parts: Mapping[int, Timed]) -> list[int]:
-        """Parts that have a sooner deadline than they have noted: a mistake."""
+        """Parts with a sooner deadline than noted: a mistake."""
         deadlines = ((part, timed.next_deadline()) for part, timed in parts.items())
         return [part for part, deadline in deadlines if deadline is not None and deadline < self._times[part]]

@@ -1,4 +1,4 @@
-"""Records of placement groups: at a group's home, at each node with tasks for the group, and of each bundle at its node."""
+"""Records of placement groups at home, at nodes with tasks for them, and of bundles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zfabric.protocol.options import Demand, GroupTerm, Strategy
 
 
 class GroupRecord:
-    """A placement group at its home, which decides about it."""
+    """A placement group at its home, which decides."""
 
     __slots__ = (
         "bundles",
@@ -48,21 +48,19 @@ class GroupRecord:
         self.namespace = namespace
         self.detached = detached
         self.selectors = selectors
-        """Labels required of each bundle's node, as rows of a strategy; empty if there are none."""
+        """Labels of each bundle's node, as rows of a strategy, or empty."""
         self.state = PENDING_GROUP
         self.places = [b""] * len(bundles)
-        """The node of each bundle; empty until it is reserved for good."""
+        """Nodes of bundles; empty until reserved for good."""
         self.leaving: set[tuple[int, bytes]] = set()
-        """Bundles (index, node) of drained nodes; what runs in them ends there."""
+        """Bundles (index, node) of drained nodes, where what runs ends."""
         self.target: dict[int, bytes] = {}
-        """Where the missing bundles are being reserved."""
+        """Where missing bundles are being reserved."""
         self.steps: list[bytes] = []
-        """Nodes of ``target`` still to be asked, the next one last."""
+        """Nodes of ``target`` to ask, the next one last."""
         self.reservation = 0
-        """Number of the last attempt to reserve."""
         self.watchers: set[bytes] = set()
         self.warned = False
-        """Whether its driver was warned that no node can hold it."""
 
     @property
     def missing(self) -> dict[int, Demand]:
@@ -71,31 +69,31 @@ class GroupRecord:
 
 
 def excess(bundle: Iterable[tuple[str, int]], demand: Demand) -> int:
-    """How many resources a bundle has that ``demand`` does not name. Tasks prefer bundles with few."""
+    """Resources of a bundle that ``demand`` does not name. Tasks prefer few."""
     named = {name for name, _ in demand}
     return sum(1 for name, amount in bundle if amount and name not in named)
 
 
 class KnownGroup:
-    """A group at a node with tasks for it, as in ``GroupState``."""
+    """A group at a node with tasks for it."""
 
     __slots__ = ("bundles", "dealt", "places", "reason", "state")
 
     def __init__(self, state: m.GroupState, dealt: dict[Demand, int]) -> None:
         self.dealt = dealt
-        """Tasks dealt out so far, by demand: places are used in rotation."""
+        """Tasks dealt out, by demand: places rotate."""
         self.state = state.state
         self.bundles: tuple[Demand, ...] = tuple(demand for demand, _ in state.rows)
         self.places: tuple[bytes, ...] = tuple(place for _, place in state.rows)
         self.reason = state.reason
 
     def able(self, term: GroupTerm, demand: Demand) -> list[int]:
-        """Indexes of the bundles that the term allows and that cover the demand."""
+        """Bundles that the term allows and that cover the demand."""
         named = range(len(self.bundles)) if term.bundle < 0 else range(term.bundle, min(term.bundle + 1, len(self.bundles)))
         return [index for index in named if covers(dict(self.bundles[index]), demand)]
 
     def all_at(self, node: bytes) -> bool:
-        """Whether the group is whole and entirely at one node."""
+        """Whether it is whole and at this node."""
         return self.state == CREATED and all(place == node for place in self.places)
 
 
@@ -114,15 +112,15 @@ class Bundle:
         self.pool: ResourcePool | None = None
         """Its resources, once no task uses them."""
         self.durable = False
-        """Whether its row is written, so that its home may count on it."""
+        """Whether its row is written: its home may count on it."""
         self.committed = False
-        """Whether the whole group is reserved, so that tasks may run in it."""
+        """Whether the whole group is reserved: tasks may run."""
         self.ending = False
-        """Whether it is freed once the last process in it has exited."""
+        """Whether it is freed after its last process."""
 
 
 class GroupPool:
-    """The bundles of a group at this node as one pool, which meets each demand from one bundle. A negative ``index`` means all bundles."""
+    """A group's bundles here as one pool; each demand is met by one bundle. A negative ``index`` means all."""
 
     def __init__(self, bundles: Mapping[bytes, Mapping[int, Bundle]], group: bytes, index: int) -> None:
         self._bundles = bundles
@@ -137,7 +135,7 @@ class GroupPool:
         return [each.pool for each in self._found() if each.pool is not None]
 
     def fits(self, demand: Demand) -> bool:
-        """Whether a bundle of a whole group has this much now."""
+        """Whether a bundle of a whole group has this now."""
         return any(each.committed and each.pool is not None and each.pool.fits(demand) for each in self._found())
 
     def fits_total(self, demand: Demand) -> bool:
@@ -145,11 +143,11 @@ class GroupPool:
         return True
 
     def available(self) -> Demand:
-        """What is free in the bundle with most room, as in ``ResourcePool``."""
+        """What is free in the roomiest bundle."""
         return max((pool.available() for pool in self._pools()), default=())
 
     def acquire(self, demand: Demand) -> ResourcePool:
-        """Acquire from a bundle; return the pool for the release. The caller has checked ``fits``, or the daemon recovers."""
+        """Acquire, and return the pool for the release. ``fits`` holds, or the daemon recovers."""
         pools = self._pools()
         fitting = [pool for pool in pools if pool.fits(demand)] or [pool for pool in pools if covers(pool.total, demand)]
         return min(fitting or pools or [ResourcePool(())], key=lambda pool: excess(pool.total.items(), demand)).acquire(demand)

@@ -1,8 +1,8 @@
 """The local scheduler: accepts the tasks of its node, decides when and where they run, and fixes their outcomes.
 
-This file builds the parts, each from the tables and the parts that it uses. ``_accepted`` has the handler of every message,
-``take_effects`` the order of a turn. A part reports to a part above it by a transition, delivered at the end of a step. After a restart
-nothing is dispatched or freed until every living process has registered (``lifecycle.rejoining``).
+``_accepted`` has the handler of every message, ``take_effects`` the order of a turn. A part reports to a part above it by a transition,
+delivered at the end of a step. After a restart nothing is dispatched or freed until every living process has registered
+(``lifecycle.rejoining``).
 """
 
 from __future__ import annotations
@@ -120,13 +120,14 @@ from zfabric.protocol.options import Demand
 from zfabric.protocol.wording import size
 
 PASSED_ON = frozenset({m.Call, m.RelayedCalls, m.CallOutcomes, m.CallsEnded})
-"""Messages that are most often passed on. If one leaves the end of the turn something to decide, its handler sets ``Tables.end_due``."""
+"""Messages mostly passed on. A handler that leaves the end of the turn something to decide sets ``Tables.end_due``."""
 
 
 class LocalScheduler:
-    """The local scheduler of one node. ``first_token`` is the first of its workers' tokens, unique to this incarnation.
+    """The local scheduler of one node.
 
-    ``daemons`` is the number of daemons before this one; if any, the scheduler recovers.
+    ``first_token`` is the first of its workers' tokens, unique to this incarnation; ``daemons`` counts earlier daemons: if any, it
+    recovers.
     """
 
     def __init__(
@@ -389,12 +390,12 @@ class LocalScheduler:
             m.Submit: self.lone_tasks.submitted,
             m.Completed: self.lone_tasks.completed,
         }
-        """For the first message of a process in a turn: finds a message to send before it is processed."""
+        """What to send before a turn's first message is processed, if a process sent it."""
         self.ahead_of_nodes: Finders = {
             m.Delegate: self.lone_tasks.given,
             m.Ended: self.lone_tasks.ended,
         }
-        """The same for messages of other nodes."""
+        """The same for nodes."""
         self.sampling = Sampling(self.tables, self.pool, self.events)
         self.reports = Reports(
             node,
@@ -474,7 +475,7 @@ class LocalScheduler:
     # -- the machine --
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
-        """Handle one message, then deliver the transitions that it caused."""
+        """Handle one message, then its transitions."""
         self.tables.latencies.now = now
         if type(message) not in PASSED_ON:
             self.tables.end_due = True
@@ -484,7 +485,7 @@ class LocalScheduler:
                 self.deliver()
 
     def deliver(self) -> bool:
-        """Deliver the transitions that parts have reported. Return whether there were any."""
+        """Deliver reported transitions. Return whether there were any."""
         transitions = self.tables.transitions
         found = bool(transitions)
         while transitions:
@@ -501,16 +502,16 @@ class LocalScheduler:
         self.deliver()
 
     def next_deadline(self) -> float | None:
-        """Earliest deadline of any part: when to call ``tick`` or ``take_effects``."""
+        """When to call ``tick`` or ``take_effects``."""
         if self._more_to_collect or self.dispatcher.in_a_hurry:
             return 0.0
         return self.tables.deadlines.next(self.timed)
 
     def take_effects(self, now: float) -> list[Effect]:
-        """Dispatch tasks, send results, release what nobody needs, and write rows that are due; return the effects.
+        """Dispatch, send results, release what nobody needs, and write due rows; return the effects.
 
-        In most turns most parts have nothing to do. They are not called then: while a program waits for one task after the other, the code
-        of a turn comes from memory each time, and what is not called costs nothing.
+        Parts with nothing to do are not called: while a program waits for one task after the other, the code of a turn comes from memory
+        each time, and what is not called costs nothing.
         """
         tables = self.tables
         if not tables.end_due and not self._is_end_due():
@@ -553,20 +554,19 @@ class LocalScheduler:
         return tables.take_effects()
 
     def _is_end_due(self) -> bool:
-        """Whether the end of this turn has something to decide, once outcomes of relayed calls are sent."""
+        """Whether anything is to be decided once outcomes of relayed calls are sent."""
         if self.tables.relayed_ends and not self.tables.end_due:
             self.remote_callers.end_of_turn()
         return self.tables.end_due
 
     def take_lone(self) -> Send | None:
-        """Take the only message that follows from one that was passed on; None if anything else does, which is left to ``take_effects``."""
+        """Take the only effect of a message passed on; None if there are others, left to ``take_effects``."""
         if self._is_end_due() or len(effects := self.tables.effects) != 1 or type(effect := effects[0]) is not Send:
             return None
         self.tables.effects = []
         return effect
 
     def _dispatch(self, now: float) -> None:
-        """Free what nobody needs, and decide where tasks run."""
         tables, references = self.tables, self.references
         if self.watches.undecided:
             self.watches.review()
@@ -615,7 +615,7 @@ class LocalScheduler:
             self.workers.trim(now)
 
     def _send_to_nodes(self, now: float) -> None:
-        """Send to other nodes: new holds first, then what may end a hold, then releases."""
+        """Send new holds first, then what may end a hold, then releases."""
         tables = self.tables
         if tables.first_held or tables.to_borrow or tables.to_retain:
             self.borrowing.begin_end_of_turn()
@@ -664,7 +664,6 @@ class LocalScheduler:
         tables.touched.clear()
 
     def _flush_rows(self, now: float) -> None:
-        """Write due rows and events in one batch."""
         if self._flush_at is None:
             if self.blocks.pending or self.logs.spare or self.events:
                 self._flush_at = now + self.config.lineage_delay
@@ -701,7 +700,7 @@ class LocalScheduler:
             self.events.attempts_ended(now, worker, message)
 
     def on_call_times(self, now: float, source: Address, message: m.CallTimes) -> None:
-        """Record when calls of actors ran, as events."""
+        """Record when calls ran, as events."""
         worker = self.tables.worker_of(source)
         if worker is not None:
             self.events.calls_ended(now, worker, message)
@@ -737,7 +736,7 @@ class LocalScheduler:
     # -- queries and output --
 
     def on_query(self, now: float, source: Address, message: m.Query) -> None:
-        """Answer a query. Reports that its sender has already received are handled first."""
+        """Answer a query, behind reports that its sender has received."""
         if self.direct.wait(source, message) or self.names.holds_back(source, message):
             return
         self._write(self.events.take(), ())
@@ -746,7 +745,7 @@ class LocalScheduler:
             self.reports.answer(now, source, message)
 
     def on_log_lines(self, now: float, source: Address, message: m.LogLines) -> None:
-        """Send workers' output to the driver of their job."""
+        """Send workers' output to their driver."""
         by_job: dict[bytes, list[m.Row]] = {}
         for row in message.rows:
             worker = self.tables.by_pid.get(row[0])
@@ -760,7 +759,7 @@ class LocalScheduler:
                 self.tables.send_to_client(job.driver, m.LogLines(tuple(rows)))
 
     def on_job_output(self, now: float, source: Address, message: m.JobOutput) -> None:
-        """Pass another node's output and notices on to a driver."""
+        """Pass another node's output and notices on."""
         job, node = self.tables.jobs.get(message.job), self.tables.nodes.get(source[1:])
         if job is None or node is None or job.driver is None:
             return
@@ -774,15 +773,15 @@ class LocalScheduler:
                 self.tables.send_to_client(job.driver, m.Notice(level, f"on {node.name}: {text}"))
 
     def on_inspected(self, now: float, source: Address, message: m.Inspected) -> None:
-        """Send an inspected process's answer to the asker."""
+        """Answer the asker."""
         if message.asker[1:] in self.tables.processes:
             self.tables.send(message.asker, m.Answer(message.token, message.rows, ""))
 
     def on_output_written(self, now: float, source: Address, message: m.OutputWritten) -> None:
-        """Do nothing: the shell has collected the output (``LogLines``)."""
+        """Do nothing: the shell has it (``LogLines``)."""
 
     def on_memory_pressure(self, now: float, source: Address, message: m.MemoryPressure) -> None:
-        """Kill the worker with the most memory beyond its reservation, as the node runs short."""
+        """Kill the worker with most memory beyond its reservation."""
         if any(worker.kill_reason == "memory" for worker in self.tables.workers.values()):
             return
         workers = ((self.tables.by_pid.get(pid), resident) for pid, resident in message.usage)
@@ -806,7 +805,7 @@ class LocalScheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether any worker has tasks, or hosts actors, whose calls the scheduler does not see."""
+        """Whether workers have tasks, or host actors, whose calls the scheduler does not see."""
         return any(worker.state in (LEASED, HOSTING) for worker in self.tables.workers.values())
 
     def statistics(self) -> Mapping[str, float]:
@@ -831,7 +830,7 @@ class LocalScheduler:
         return self.reports.diagnoses.explain(subject)
 
     def check_invariants(self) -> None:
-        """Check that the tables agree with each other."""
+        """Check that the tables agree."""
         invariants.check(self.tables, self.pool, self.references.lineage_bytes)
         if missing := self.tables.deadlines.missing(self.timed):
             raise InvariantViolation(f"parts {missing} have deadlines that they have not noted")

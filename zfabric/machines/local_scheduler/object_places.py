@@ -1,8 +1,7 @@
-"""Where the value of an object is, which changes of that are allowed, and how many bytes are in the scheduler's memory.
+"""Where a value is, which changes of that are allowed, and how many bytes are in memory.
 
-``records.Object`` has the methods that change a place; each is a row of ``CHANGES``, which the simulator checks. Above
-``inline_memory``, values move from memory to the arena (``References.absorb``). Two hot loops write values themselves and count a sum per
-batch: completion of tasks, and release.
+Methods of ``records.Object`` change a place; each is a row of ``CHANGES``, which the simulator checks. Above ``inline_memory``, values move
+to the arena (``References.absorb``). Two hot loops write values themselves and count a sum per batch: completion of tasks, and release.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from enum import Enum
 from zfabric.protocol.messages import OK
 
 PENDING = -1
-"""The ``status`` of a value that does not exist yet."""
+"""The ``status`` before a value exists."""
 
 
 class Stored:
-    """The place of a value in this node's object store."""
+    """In this node's object store."""
 
     __slots__ = ("copies", "size")
 
@@ -28,7 +27,7 @@ class Stored:
 
 
 class Elsewhere:
-    """The place of this node's value at another node, which retains it."""
+    """At another node, which retains it."""
 
     __slots__ = ("asked", "copies", "place", "size")
 
@@ -37,7 +36,6 @@ class Elsewhere:
         self.place = place
         """The node."""
         self.asked = False
-        """Whether a copy to this node is under way."""
         self.copies: tuple[bytes, ...] = ()
 
 
@@ -62,9 +60,9 @@ class ObjectPlace(Enum):
     STORED = "stored"
     """In this node's object store."""
     ELSEWHERE = "elsewhere"
-    """At another node, which retains it for this home."""
+    """At another node, retained for this home."""
     FAILED = "failed"
-    """There is an error in its place."""
+    """An error is in its place."""
     LOST = "lost"
     """It existed, and no copy is left."""
 
@@ -88,13 +86,13 @@ CHANGES: dict[str, dict[ObjectPlace, set[ObjectPlace]]] = {
     "expect": {_NOWHERE: {_NOWHERE}, _ASKED: {_NOWHERE}, _FAILED: {_NOWHERE}, _LOST: {_NOWHERE}},
     "become_home": {_NOWHERE: {_NOWHERE}, _ASKED: {_NOWHERE}, _INLINE: {_INLINE}, _STORED: {_STORED}, _FAILED: {_FAILED}, _LOST: {_LOST}},
 }
-"""The places to which each method may move a value, by its place before."""
+"""Where each method may move a value, by its place before."""
 IN_PLACE = {_NOWHERE: {_INLINE}}
-"""What the loop over completed tasks changes without a method."""
+"""What the loop over completed tasks changes."""
 
 
 def place_of(status: int, value: Value | None, asked: bool) -> ObjectPlace:
-    """The place of a value with this status. ``asked``: whether its home, another node, was asked for it."""
+    """A value's place. ``asked``: whether another node, its home, was."""
     if status == PENDING:
         return ObjectPlace.ASKED if asked else ObjectPlace.NOWHERE
     if status != OK:
@@ -105,18 +103,18 @@ def place_of(status: int, value: Value | None, asked: bool) -> ObjectPlace:
 
 
 class InlineValues:
-    """How many bytes the values in the scheduler's memory have."""
+    """Bytes of values in memory."""
 
     def __init__(self) -> None:
         self.total = 0
 
     def replaced(self, before: Value | None, after: Value | None) -> None:
-        """Count that one value takes the place of another."""
+        """Count one value in another's place."""
         if type(before) is bytes:
             self.total -= len(before)
         if type(after) is bytes:
             self.total += len(after)
 
     def add(self, difference: int) -> None:
-        """Count a batch of one of the two hot loops."""
+        """Count a batch of a hot loop."""
         self.total += difference

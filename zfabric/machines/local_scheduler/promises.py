@@ -1,4 +1,4 @@
-"""Promised results of calls: other processes wait for them before their callers have them."""
+"""Results of calls that others wait for before their callers have them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Promises:
         self._callers: Counter[bytes] = Counter()
 
     def add(self, identifier: bytes, caller: bytes, actor_id: bytes) -> None:
-        """Record that others wait for this result."""
+        """Record that others wait for a result."""
         self.remove(identifier)
         self._of[identifier] = (caller, actor_id)
         self._callers[caller] += 1
 
     def remove(self, identifier: bytes) -> None:
-        """Remove a promise that is kept or void."""
+        """Remove a kept or void one."""
         caller, _ = self._of.pop(identifier, _NOBODY)
         if caller:
             self._callers[caller] -= 1
@@ -30,19 +30,19 @@ class Promises:
                 del self._callers[caller]
 
     def bound(self, process: bytes) -> bool:
-        """Whether others wait for a result that only this process will have."""
+        """Whether others wait for a result of this process alone."""
         return process in self._callers
 
     def caller(self, identifier: bytes) -> bytes:
-        """The process that has promised the result; empty if none has."""
+        """Who promised it, or empty."""
         return self._of.get(identifier, _NOBODY)[0]
 
     def actor(self, identifier: bytes) -> bytes:
-        """The actor whose call makes the result; empty if it is not promised."""
+        """Whose call makes it, or empty."""
         return self._of.get(identifier, _NOBODY)[1]
 
     def count(self, actor_id: bytes) -> int:
-        """Number of promised results of an actor."""
+        """How many an actor owes."""
         return sum(1 for _, of in self._of.values() if of == actor_id)
 
     def by(self, process: bytes) -> list[bytes]:

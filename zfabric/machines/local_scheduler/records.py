@@ -1,8 +1,7 @@
 """The records of a local scheduler: tasks and values, functions, queues, processes, workers, nodes, jobs.
 
-A task with one return *is* the record of its value: separate records took twice the time and 70 % more memory. ``put`` values, and values
-of tasks with several returns, have records of their own. Records form no cycles that outlive a task, so daemons run without the cyclic
-collector.
+A task with one return *is* the record of its value: separate records took twice the time and 70 % more memory. Records form no cycles that
+outlive a task, so daemons run without the cyclic collector.
 """
 
 from __future__ import annotations
@@ -55,63 +54,63 @@ STATE_NAMES = ("waiting", "queued", "assigned", "finished")
 ATTEMPTS_LOOKED_AT = 16
 """Attempts of a parent whose children are searched."""
 DAEMONS_LOOKED_AT = TRIES_LOOKED_AT = 4
-"""The same for earlier daemons: number of daemons, and attempts of each."""
+"""The same for earlier daemons: their number, and attempts of each."""
 STOPPED_MOST = 1000
-"""Stopped tasks in a queue before they are removed."""
+"""Stopped tasks that a queue has before they are removed."""
 QUEUES_MOST = 1000
-"""Queues of a job before the unneeded ones are removed; afterwards twice what remained."""
+"""Queues of a job before unneeded ones are removed; then twice the rest."""
 PASSED_SECONDS = 1.0
-"""How long consumers may pass over other tasks: a chain always has a consumer ready."""
+"""How long consumers may pass over others: a chain always has one ready."""
 RESULT_BYTES_PER_SECOND = 1e9
-"""Bytes of large results that prefetching counts as one second: 5 MB at most are prefetched."""
+"""So much is one second of prefetching: 5 MB at most are prefetched."""
 NOT_DURABLE = 0
 DURABLE = 1
-"""The head's control store may have a copy; its row is deleted with the record."""
+"""The head's control store may have a copy; its row goes with the record."""
 FORMER = 2
-"""The same for a value of an earlier program or a dead node; its row stays."""
+"""The same of an earlier program or a dead node; its row stays."""
 
 
 NO_HOME = b"no home!"
-"""The home of an object whose home a restarted scheduler searches."""
+"""A home that a restarted scheduler searches."""
 
 
 class HoldAtHome:
-    """What the home of an object, another node, has for this one."""
+    """What an object's home, another node, has for this one."""
 
     __slots__ = ("asked", "cancelled", "dropped", "former", "home", "registered", "row_retained")
 
     def __init__(self, home: bytes, former: bytes = b"") -> None:
         self.home = home
         self.former = former
-        """Its earlier home, which has died; else empty."""
+        """The dead earlier home, or empty."""
         self.registered = home == NO_HOME  # The search for a home registers this node there, and asks for the value.
-        """Whether this node is a holder at the home, or about to be."""
+        """Whether this node is a holder there, or about to be."""
         self.asked = home if home == NO_HOME else b""
-        """The home, once the value is requested there; else empty."""
+        """The home once the value is requested, else empty."""
         self.cancelled: tuple[bool, bool] | None = None
-        """How a process here has cancelled the object's task: (force, recursive)."""
+        """How a process here cancelled the task: (force, recursive)."""
         self.dropped = False
-        """Whether a copy here was dropped for want of room."""
+        """Whether a copy was dropped for want of room."""
         self.row_retained = False
-        """Whether the home retains the object's row for rows of this node, or is about to."""
+        """Whether the home retains the row for rows here, or is about to."""
 
     def register(self) -> bool:
-        """Note that the home is to register this node as a holder. Return whether that is new."""
+        """Register this node. Return whether that is new."""
         before, self.registered = self.registered, True
         return not before
 
     def give_back(self) -> bool:
-        """Note that the home is to release this node as a holder. Return whether it was one."""
+        """Release the hold. Return whether there was one."""
         before, self.registered = self.registered, False
         return before
 
     def retain_row(self) -> bool:
-        """Note that the home is to retain the object's row. Return whether that is new."""
+        """Retain the row. Return whether that is new."""
         before, self.row_retained = self.row_retained, True
         return not before
 
     def cancel(self, force: bool, recursive: bool) -> None:
-        """Note how a process here has cancelled the object's task."""
+        """Note how the task was cancelled."""
         self.cancelled = force, recursive
 
 
@@ -119,9 +118,9 @@ class Object:
     """A value that exists or will exist, and who needs it: a task's only value, or a separate ``ObjectRecord``.
 
     Only the methods write these fields, so that a change of place has a name, and a row in ``object_places.CHANGES``. ``holders`` is None,
-    one process incarnation, or a set of them. ``pins`` counts unfinished rows that name the object and live values that contain it: while
-    there are any, the value is retained. ``named`` counts retained rows that name it: while there are any, the row that makes it is
-    retained, though the value may be freed. ``fetchers`` have requested the value, and ``dependents`` are tasks that wait for it.
+    one process incarnation, or a set. ``pins`` counts unfinished rows that name the object and live values that contain it, which retain
+    the value. ``named`` counts retained rows that name it, which retain the row that makes it, though the value may be freed. ``fetchers``
+    requested the value; ``dependents`` are tasks that wait.
     """
 
     __slots__ = ("contained", "dependents", "fetchers", "holders", "named", "pins", "status", "value")
@@ -135,7 +134,7 @@ class Object:
     dependents: list[TaskRecord] | None
     fetchers: set[bytes] | None
     hold: HoldAtHome | None = None
-    """This node's hold at the object's home; None if the home is this node. A value here is a copy, unless this is the home."""
+    """The hold at the home; None if this node is the home. A value here is a copy, unless this is the home."""
 
     # -- where the value is --
 
@@ -146,16 +145,16 @@ class Object:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the value existed and no copy is left."""
+        """Whether it existed and no copy is left."""
         return self.value is None and self.status == OK
 
     @property
     def is_here(self) -> bool:
-        """Whether the value exists, in memory, in the store, or at another node that retains it."""
+        """Whether it exists: in memory, in the store, or retained at another node."""
         return self.value is not None and self.status == OK
 
     def arrive(self, value: Value, inline: InlineValues) -> None:
-        """Enter the value, or its place, or its next place."""
+        """Enter the value, or its next place."""
         if self.value is not None:
             inline.replaced(self.value, value)
         elif type(value) is bytes:
@@ -164,20 +163,20 @@ class Object:
         self.value = value
 
     def fail(self, status: int, payload: bytes, inline: InlineValues) -> None:
-        """Enter an error in place of the value."""
+        """Enter an error."""
         inline.replaced(self.value, payload)
         self.status = status
         self.value = payload
 
     def lose(self, inline: InlineValues) -> None:
-        """Drop the value: no copy is left, or nobody needs it. An error only loses its text."""
+        """Drop the value: lost or unneeded. An error only loses its text."""
         inline.replaced(self.value, None)
         if self.status == PENDING:
             self.status = OK
         self.value = None
 
     def expect(self, inline: InlineValues) -> None:
-        """Await the value, perhaps once more. If its home is another node, it is to be requested there."""
+        """Await the value, perhaps again, to be requested at another home."""
         inline.replaced(self.value, None)
         self.status = PENDING
         self.value = None
@@ -185,12 +184,12 @@ class Object:
             self.hold.asked = b""
 
     def ask(self) -> None:
-        """Note that the value is requested at its home, another node."""
+        """Note a request to its home, another node."""
         assert self.hold is not None
         self.hold.asked = self.hold.home
 
     def contain(self, refs: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """Set the refs inside the value. Return those before."""
+        """Set the refs inside. Return those before."""
         before, self.contained = self.contained, refs
         return before
 
@@ -198,17 +197,17 @@ class Object:
 
     @property
     def home(self) -> bytes:
-        """The node that is the object's home; empty for this one."""
+        """Its home; empty for this node."""
         return self.hold.home if self.hold is not None else b""
 
     def find_home(self, home: bytes) -> HoldAtHome:
-        """Set the home that a restarted scheduler has searched for. Return the hold there."""
+        """Set a searched home. Return the hold."""
         assert self.hold is not None
         self.hold.home = home
         return self.hold
 
     def move_home(self, home: bytes) -> None:
-        """Set the home of its job as the home, since the home has died. A value here is retained for it."""
+        """Make its job's home the home after a death. A value here is retained for it."""
         assert self.hold is not None
         dead = self.hold.home
         self.hold.home, self.hold.former = home, dead
@@ -219,7 +218,7 @@ class Object:
         self.hold.row_retained = self.named > 0
 
     def drop_copy(self, inline: InlineValues) -> None:
-        """Drop a copy for want of room, so that the next one is retained."""
+        """Drop a copy for want of room; the next one is retained."""
         assert self.hold is not None
         self.lose(inline)
         self.hold.dropped = True
@@ -228,7 +227,7 @@ class Object:
 
     @property
     def is_needed(self) -> bool:
-        """Whether a process or a row of this node needs the object. The hold here of its home, another node, does not count."""
+        """Whether a process or row here needs it. Its home's hold here does not count."""
         holders, home = self.holders, self.home
         held = holders is not None and (len(holders - {home}) > 0 if isinstance(holders, set) else holders != home)
         return held or self.pins > 0
@@ -260,7 +259,7 @@ class Object:
         return frozenset() if holders is None else frozenset(holders) if isinstance(holders, set) else frozenset({holders})
 
     def pin(self) -> None:
-        """Count one more unfinished row that names the object, or value that contains it."""
+        """Count an unfinished row that names it, or value that contains it."""
         self.pins += 1
 
     def unpin(self) -> None:
@@ -268,12 +267,12 @@ class Object:
         self.pins -= 1
 
     def add_row(self) -> None:
-        """Count one more unfinished row that names the object, which is retained."""
+        """Count an unfinished row that names it, and is retained."""
         self.pins += 1
         self.named += 1
 
     def retain_row(self) -> None:
-        """Count one more retained row that names the object."""
+        """Count a retained row that names it."""
         self.named += 1
 
     def release_row(self) -> None:
@@ -285,35 +284,35 @@ class Object:
         self.named = 0
 
     def add_fetchers(self, *incarnations: bytes) -> None:
-        """Note processes and nodes that have requested the value."""
+        """Note who has requested the value."""
         if self.fetchers is None and incarnations:
             self.fetchers = set(incarnations)
         elif self.fetchers is not None:
             self.fetchers.update(incarnations)
 
     def drop_fetcher(self, incarnation: bytes) -> None:
-        """Forget the request of a process or node."""
+        """Drop such a request."""
         if self.fetchers is not None:
             self.fetchers.discard(incarnation)
 
     def take_fetchers(self) -> list[bytes]:
-        """Remove and return who has requested the value, sorted."""
+        """Take who has requested the value, sorted."""
         fetchers, self.fetchers = self.fetchers, None
         return sorted(fetchers or ())
 
     def add_dependent(self, task: TaskRecord) -> None:
-        """Note a task that waits for the value."""
+        """Note a task that waits."""
         if self.dependents is None:
             self.dependents = []
         self.dependents.append(task)
 
     def take_dependents(self) -> list[TaskRecord]:
-        """Remove and return the tasks that wait for the value."""
+        """Take the tasks that wait."""
         dependents, self.dependents = self.dependents, None
         return dependents or []
 
     def join(self, other: Object, inline: InlineValues) -> bool:
-        """Take over the users of another record of this object, and its outcome if none is here. Return whether it had one to give.
+        """Take over another record's users, and its outcome if none is here. Return whether it had one.
 
         The other record must be in no table; a pin keeps it from being freed where a list still has it.
         """
@@ -335,7 +334,7 @@ class Object:
 
 
 class ObjectRecord(Object):
-    """An object that is not the only value of a task here: a ``put``, one of several values, a result of a call, another node's object."""
+    """A ``put``, one of several values, a result of a call, another node's object."""
 
     __slots__ = ("durable", "hold", "id", "task")
 
@@ -366,37 +365,37 @@ class ObjectRecord(Object):
         return self.id
 
     def become_home(self, durable: int = NOT_DURABLE) -> None:
-        """Make this node the home: that of its job, after a death; or that which a restarted scheduler has searched for."""
+        """Make this node, of the job or searched for, the home."""
         self.hold = None
         self.durable = durable
 
     def forget_durable(self) -> None:
-        """Note that the head's control store has no copy."""
+        """Note that the head has no copy."""
         self.durable = NOT_DURABLE
 
     def note_durable(self) -> None:
-        """Note that the head's control store may have a copy."""
+        """Note that the head may have a copy."""
         self.durable = DURABLE
 
 
 class ReferenceWatch:
-    """Who is notified when nothing needs an object, and which nodes are yet to answer."""
+    """Who is notified when nothing needs an object, and who has yet to answer."""
 
     __slots__ = ("asked", "former", "searched", "watchers")
 
     def __init__(self) -> None:
         self.watchers: set[bytes] = set()
-        """Processes of this node, and other nodes."""
+        """Processes here, and nodes."""
         self.asked: set[bytes] = set()
-        """Nodes that have not answered whether they need it."""
+        """Nodes that have not answered."""
         self.former = b""
-        """Its dead former home, if this node is the heir; else empty."""
+        """The dead home of which this node is the heir, or empty."""
         self.searched = False
-        """Whether other nodes were asked, since the object was unknown here."""
+        """Whether nodes were asked about an unknown object."""
 
 
 class RefusedRow(NamedTuple):
-    """A refused row of another home: the part of a task's record that its report needs."""
+    """What a report needs of another home's refused row."""
 
     id: bytes
     attempt: int
@@ -405,7 +404,7 @@ class RefusedRow(NamedTuple):
 
 
 class TaskRecord(Object):
-    """One task, with its value if it has exactly one. Uncommon fields are in ``rare``, which most tasks never have."""
+    """One task, with its value if it has exactly one. ``rare`` has uncommon fields."""
 
     __slots__ = (
         "attempt",
@@ -448,17 +447,17 @@ class TaskRecord(Object):
 
     @property
     def object_id(self) -> bytes:
-        """The 20-byte id of the task's only value."""
+        """The 20-byte id of its only value."""
         return self.id + FIRST_RETURN
 
     @property
     def task(self) -> TaskRecord:
-        """The task itself: it makes its own value."""
+        """The task itself: it makes its value."""
         return self
 
     @property
     def options(self) -> tuple[Row, ...] | None:
-        """Options of this call, besides those of its function."""
+        """This call's own options."""
         return self.row[4] if len(self.row) > 4 else None
 
     def option(self, name: str, default: Any = None) -> Any:
@@ -472,7 +471,7 @@ class TaskRecord(Object):
         return self.option("name") or self.function.name
 
     def facts(self) -> TaskExtras:
-        """The uncommon fields, made on first use."""
+        """Uncommon fields, made on first use."""
         rare = self.rare
         if rare is None or rare.common:
             self.rare = TaskExtras()
@@ -483,7 +482,7 @@ class TaskRecord(Object):
     # Only these methods write ``state`` and ``worker``: a task has a worker exactly while it is assigned.
 
     def wait(self, unresolved: int) -> None:
-        """Enter WAITING, for this number of dependencies."""
+        """Enter WAITING for so many dependencies."""
         self.function.done -= self.state == DONE
         self.function.waiting += self.state != WAITING
         self.state = WAITING
@@ -491,7 +490,7 @@ class TaskRecord(Object):
         self.facts().unresolved = unresolved
 
     def ready(self) -> None:
-        """Enter READY: any worker of its shape may run it."""
+        """Enter READY."""
         self.function.done -= self.state == DONE
         self.function.waiting -= self.state == WAITING
         self.state = READY
@@ -510,14 +509,14 @@ class TaskRecord(Object):
         self.worker = None
 
     def limit_run(self) -> None:
-        """Copy the limit on an attempt's duration into ``rare``, if there is one."""
+        """Copy the limit on an attempt's duration into ``rare``."""
         limit = self.function.run_timeout if len(self.row) == 4 else self.option("run_timeout")
         if limit is not None:
             self.facts().run_timeout = limit
 
     @property
     def runs_alone(self) -> bool:
-        """Whether it must not queue behind others: it was near a crash, or its running time is limited."""
+        """Whether it queues behind no other: it was near a crash, or its time is limited."""
         rare = self.rare
         return rare is not None and (rare.crashes > 0 or rare.buried or rare.run_timeout is not None)
 
@@ -528,16 +527,16 @@ class TaskRecord(Object):
         self.worker = None
 
     def make_outputs(self, count: int) -> None:
-        """Make the records of values for a task with ``count`` != 1 returns. Its holder holds these, and no longer the task."""
+        """Make records of ``count`` != 1 values. Its holder holds these, no longer the task."""
         holder, self.holders = self.holders, None
         self.outputs = tuple(ObjectRecord(object_id(self.id, index), self, holder) for index in range(count))  # type: ignore[arg-type]
 
     def end_as(self, status: int) -> None:
-        """Set the outcome of a task that is no value itself: it returns none, or several."""
+        """Set the outcome of a task that is no value itself."""
         self.status = status
 
     def values(self) -> tuple[TaskRecord | ObjectRecord, ...]:
-        """Records of its values: the task itself, or separate ones."""
+        """The task itself, or separate records."""
         return (self,) if self.outputs is None else self.outputs
 
     def contains(self) -> tuple[bytes, ...]:
@@ -549,18 +548,18 @@ AnyObject = TaskRecord | ObjectRecord
 
 
 class EntrustedRow(NamedTuple):
-    """A row entrusted to this node as the home of its job, with rows ``(object, home)`` of what it names."""
+    """A row entrusted to the home of its job, with rows ``(object, home)`` of what it names."""
 
     row: Row
     homes: Rows
     unfinished: bool = False
-    """Whether it runs again if its home dies, even if nothing refers to its values."""
+    """Whether it runs again even if nothing refers to its values."""
     block: LineageBlock | None = None
-    """Where it is stored for this node's next daemon."""
+    """Where it is stored for the next daemon."""
 
 
 class RelayedStream(NamedTuple):
-    """A stream that an actor here makes for a caller on another node."""
+    """A stream of an actor here for another node's caller."""
 
     home: bytes
     actor: bytes
@@ -590,31 +589,31 @@ class StreamRecord:
     def __init__(self, owner: AnyObject, ahead: int, actor: bytes) -> None:
         self.owner = owner
         self.actor = actor
-        """The actor whose call makes the stream; empty for a task."""
+        """The actor of the call; empty for a task."""
         self.ahead = ahead
-        """Values that may exist before one is requested."""
+        """Values that may exist unrequested."""
         self.count = 0
         """Values so far, over all attempts: none below is accepted again."""
         self.declared: int | None = None
-        """Values of the last attempt that reached its end."""
+        """Values of the last whole attempt."""
         self.end: int | None = None
-        """Values in all, once the stream has ended."""
+        """Values in all, once it has ended."""
         self.upto = ahead
-        """One past the last requested value: how far the task may go."""
+        """How far the task may go: one past the last requested value."""
         self.allowed: tuple[bytes, int] | None = None
-        """(worker token, ``upto``) as last sent to the maker."""
+        """(worker token, ``upto``) last sent to the maker."""
         self.unclaimed: set[int] = set()
         """Values that no process has held: the stream retains them."""
         self.pending: dict[int, ObjectRecord] = {}
-        """Values that are requested and do not exist, or no longer."""
+        """Requested values that do not exist, or no longer."""
         self.values = 0
-        """Values with records: while there are any, the row of the task is retained."""
+        """Values with records, which retain the task's row."""
         self.closed = False
-        """Whether the last ref to the stream was dropped."""
+        """Whether its last ref was dropped."""
         self.reached = (0, 0)
-        """(attempt, values it has yielded) of the task, as far as is known."""
+        """(attempt, values yielded), as far as is known."""
         self.cut: int | None = None
-        """The attempt that is to end early and run again, for lost values."""
+        """The attempt that is to end early and run again for lost values."""
 
     @property
     def name(self) -> str:
@@ -623,19 +622,19 @@ class StreamRecord:
 
     @property
     def whole(self) -> bool:
-        """Whether all values of a maker that succeeded have arrived."""
+        """Whether all values of a successful maker have arrived."""
         is_there = self.closed or (self.declared is not None and self.declared <= self.count)
         return is_there and self.count <= min(self.pending, default=self.count)
 
     @property
     def upto_now(self) -> int:
-        """How far the maker may go now: to its end if nobody reads, or if the attempt is cut short."""
+        """How far the maker may go: to its end if nobody reads, or if the attempt is cut."""
         is_over = self.closed and not self.pending
         attempt = self.owner.attempt if isinstance(self.owner, TaskRecord) else None
         return m.CLOSE if is_over or (self.cut is not None and self.cut == attempt) else self.upto
 
     def take_unclaimed(self) -> list[bytes]:
-        """Ids of the values retained by the stream alone, which it now releases."""
+        """Release and return the unclaimed values."""
         unclaimed, self.unclaimed = self.unclaimed, set()
         return [self.value(index) for index in sorted(unclaimed)]
 
@@ -675,55 +674,54 @@ class TaskExtras:
 
     def __init__(self, common: ShapeQueue | None = None) -> None:
         self.common = common is not None
-        """Whether many tasks share it, so that it must not be changed."""
+        """Whether many tasks share it: it must not be changed."""
         self.demand_queue = common
-        """The queue of a task with options of its own."""
+        """The queue of a task with its own options."""
         self.unresolved = 0
         self.waits_since = 0.0
         self.retries = 0
         """Attempts after the first."""
         self.rebuilt = False
-        """Whether it runs again for a lost value. Only force cancels it then."""
+        """Whether it runs for a lost value. Only force cancels it then."""
         self.crashes = 0
         """Workers that died while it ran, or waited, on top."""
         self.alone = 0
         """Of these, workers that ran nothing else."""
         self.deadline: float | None = None
         self.run_timeout: float | None = None
-        """Most seconds of an attempt; the task is sent only to a worker that begins it at once."""
+        """Most seconds of an attempt; sent only to a worker that begins at once."""
         self.run_until: float | None = None
-        """When the last attempt has used these."""
         self.stopped = ""
-        """Why an attempt is to be stopped: "cancelled", "timeout", "run_timeout", "force" (which kills), "killed", or empty."""
+        """Why to stop it: "cancelled", "timeout", "run_timeout", "force" (which kills), "killed", or empty."""
         self.moved = -1
-        """The attempt that was reclaimed from a node for another one; -1 if none was."""
+        """The attempt reclaimed for another node; -1 if none."""
         self.stays = False
-        """Whether it must run at its home, since its result cannot travel."""
+        """Whether it must run at home: its result cannot travel."""
         self.recursively = False
-        """Whether to stop its children on other nodes, too."""
+        """Whether to stop children elsewhere."""
         self.running_on: WorkerRecord | None = None
-        """A worker that still runs it although it has its outcome."""
+        """A worker that still runs it after its outcome."""
         self.history: list[str] = []
-        """How earlier attempts ended, for the text of a later error."""
+        """Ends of earlier attempts, for an error's text."""
         self.buried = False
-        """Whether another task killed its worker while it ran: it now runs alone."""
+        """Whether another task killed its worker: it now runs alone."""
         self.wait_locations: dict[bytes, Any] | None = None
         self.submitters: tuple[bytes, ...] = ()
-        """Other processes that submitted it and wait for its outcome."""
+        """Other processes that wait for its outcome."""
         self.lineage_weight = 0
         self.entrusted = False
         """Whether the home of its job has its row."""
         self.unfinished = False
-        """Whether the home of its job is to run it if this node dies: its parent has ended."""
+        """Whether that home is to run it if this node dies: its parent has ended."""
 
     def made(self) -> None:
-        """Reset the failures of ``__init__``, since the actor lives; restarts still count."""
+        """Reset the failures of ``__init__``: the actor lives; restarts still count."""
         self.crashes = self.alone = 0
         self.history.clear()
 
 
 class FunctionRecord:
-    """A function of a job, with the durations of its runs."""
+    """A function of a job, with durations."""
 
     __slots__ = (
         "actor",
@@ -757,51 +755,51 @@ class FunctionRecord:
     def __init__(self, identifier: bytes, name: str, payload: bytes, options: tuple[Row, ...], delegated: bool = False) -> None:
         self.id = identifier
         self.delegated = delegated
-        """Whether its tasks are at home on other nodes, which decide what follows each attempt."""
+        """Whether its tasks are at home elsewhere, where attempts are followed up."""
         self.entrusted = False
-        """Whether this node has sent it to the home of the job."""
+        """Whether the home of the job has it."""
         self.name = name
         self.payload = payload
         self.options = options
         self.actor: bytes | None = option(options, "actor")
-        """For a class, what a handle to an instance is made of: its calls make actors."""
+        """For a class, what handles are made of: its calls make actors."""
         self.demand: Demand = option(options, "demand", ONE_CPU if self.actor is None else ())
         self.environment: Environment = option(options, "env", NO_ENVIRONMENT)
         self.strategy: Strategy = option(options, "strategy", ())
         self.num_returns: int = option(options, "num_returns", 1)
         self.stream: int | None = option(options, "stream")
-        """For a streaming function, how many values a stream may be ahead (0: as configured)."""
+        """How many values a stream may be ahead (0: as configured); None if it does not stream."""
         self.mean: float | None = None
-        """Exponential average of its running time in seconds; None before the first run."""
+        """Average running time in seconds, exponential; None before the first run."""
         self.result_bytes = 0.0
-        """Largest recent result in bytes of large values; 0 if results are small."""
+        """Largest recent result in bytes; 0 if small."""
         self.cost: float | None = None
-        """Seconds of a prefetch that one task takes: its running time, and more for large results."""
+        """Seconds of a prefetch per task: its running time, and more for large results."""
         self.received = 0
-        """Task records made; whoever makes one counts it."""
+        """Task records made, counted by their makers."""
         self.done = 0
         """Tasks with an outcome, counted by the record's methods."""
         self.failed = 0
-        """Failed tasks, also those that never ran."""
+        """Failed tasks, even if they never ran."""
         self.waiting = 0
         self.shared: bool = self.actor is not None and option(options, "lightweight", False)
         """Whether its actors share processes."""
         self.concurrency: int = option(options, "max_concurrency", 0) if self.actor is None else 0
-        """Tasks that one worker runs at once in an event loop; 0: one, on its stack."""
+        """Tasks that run at once in an event loop; 0: one, on the stack."""
         self.inline: bool = option(options, "inline", True) and not self.concurrency
         """Whether its tasks may run on top of one that waits."""
         usual = self.num_returns == 1 and self.actor is None and self.stream is None
         usual = usual and option(options, "timeout") is None and option(options, "run_timeout") is None
         self.plain = usual and not delegated
         self.run_timeout: float | None = option(options, "run_timeout")
-        """Most seconds of an attempt, unless the call says."""
+        """Most seconds of an attempt, by default."""
         self.queue: ShapeQueue
         self.by_strategy: dict[Strategy, TaskExtras] = {}
-        """What tasks share whose only option is this strategy."""
+        """What tasks with no option but this strategy share."""
 
     @property
     def shape(self) -> Shape:
-        """Shape of tasks without options of their own."""
+        """Shape of tasks without own options."""
         makes = TASKS if self.actor is None else SHARING if self.shared else ACTORS
         strategy = in_bundle(self.strategy) if self.delegated else self.strategy
         return self.demand, self.environment, makes, self.concurrency, self.delegated, strategy
@@ -812,14 +810,14 @@ class FunctionRecord:
         return self.received - self.done
 
     def learn(self, count: int, seconds: float) -> None:
-        """Update ``mean`` with ``count`` runs that took ``seconds`` together."""
+        """Learn from ``count`` runs of together ``seconds``."""
         mean = seconds / count
         self.mean = self.cost = mean if self.mean is None else self.mean + (mean - self.mean) * (0.2 if count < 8 else 0.5)
         if self.result_bytes:
             self._set_result_bytes(self.result_bytes * 0.8**count)
 
     def learn_size(self, outputs: Row) -> None:
-        """Note the sizes of a run's results: places in the arena, or sizes of values on another node."""
+        """Learn the sizes of results."""
         size = sum(value[1] if type(value) is tuple else value for value in outputs if type(value) is not bytes)
         if size > self.result_bytes:
             self._set_result_bytes(float(size))
@@ -837,7 +835,7 @@ Shape = tuple[Demand, Environment, int, int, bool, Strategy]
 
 
 class ShapeQueue:
-    """Ready tasks of one job and shape, for any worker of that job and environment.
+    """Ready tasks of one job and shape.
 
     ``consumers`` go before ``tasks``: their inputs exist and are freed when read. If all producers ran first, all their results would exist
     at once.
@@ -875,44 +873,44 @@ class ShapeQueue:
     def __init__(self, shape: Shape, job: JobRecord, token: int) -> None:
         demand, environment, makes, concurrency, self.delegated, self.strategy = self.shape = shape
         self.away = False
-        """Whether its strategy deals its tasks out to nodes, so that none is dispatched from this queue."""
+        """Whether its tasks are dealt out to nodes, and not dispatched here."""
         self.group: GroupTerm | None = group_of(self.strategy)
         self.only = only_node(self.strategy)
-        """The only node on which its tasks may run; empty if there are several."""
+        """The only node for its tasks, or empty."""
         self.pool: ResourcePool | GroupPool = NO_POOL
-        """The node's resources, or those of bundles; set by ``Tables.queue_for``."""
+        """Resources of the node, or of bundles."""
         self.job = job
         self.concurrency = concurrency
         self.actors = makes == ACTORS
         """Whether each task makes an actor that takes a worker for life."""
         self.shared = makes == SHARING
-        """Whether its actors share processes; such a process is leased while any lives in it."""
+        """Whether its actors share processes, leased while any lives there."""
         self.for_life = self.actors or self.shared
-        """Whether what its tasks make remains in the worker."""
+        """Whether what its tasks make stays in the worker."""
         self.demand = demand
         self.environment = environment
         self.token = token
         self.gpus: int = dict(demand).get("GPU", 0)
         """GPUs of the demand, in 1/10,000."""
         self.light = all(name == "CPU" and amount <= RESOURCE_UNIT for name, amount in demand)
-        """Whether the CPU that a blocked worker lends is enough, so that its tasks may run on top."""
+        """Whether the CPU that a blocked worker lends is enough: its tasks may run on top."""
         self.consumers: deque[TaskRecord] = deque()
-        """Tasks with new inputs, the newest first; then those with inputs that existed on arrival or are on another node, in order. Tasks
-        that are not ready are skipped.
+        """Tasks with new inputs, the newest first; then, in order, those whose inputs existed on arrival or are on another node. Stale ones
+        are skipped.
         """
         self.tasks: deque[TaskRecord] = deque()
-        """The others, in order: without inputs, or with small ones that existed on arrival."""
+        """The others, in order: with no inputs, or small ones that existed on arrival."""
         self.passed_since: float | None = None
-        """Since when consumers have gone before ``tasks``."""
+        """Since when consumers have gone first."""
         self.stopped = 0
         self.leased: dict[bytes, WorkerRecord] = {}
-        """Workers that lease the queue's resources, by token."""
+        """Workers that lease its resources, by token."""
         self.feasible: bool | None = None
-        """Whether this node, if idle, could run its tasks; None if not checked."""
+        """Whether this node, if idle, could run its tasks; None if unchecked."""
         self.infeasible_since: float | None = None
         self.warned = False
         self.placed = False
-        """Whether a global scheduler was asked for a node."""
+        """Whether a node was asked for."""
 
     def __len__(self) -> int:
         return len(self.consumers) + len(self.tasks)
@@ -925,16 +923,16 @@ class ShapeQueue:
 
     @property
     def first(self) -> TaskRecord:
-        """The task at its head; the queue is not empty."""
+        """The task at its head, which exists."""
         return (self.consumers or self.tasks)[0]
 
     @property
     def last(self) -> TaskRecord:
-        """The task at its end; the queue is not empty."""
+        """The task at its end, which exists."""
         return (self.tasks or self.consumers)[-1]
 
     def line(self, now: float) -> deque[TaskRecord]:
-        """The line that is served next: the consumers, unless the others have been passed over for long."""
+        """What is served next: consumers, unless the others have waited for long."""
         if not self.tasks:
             self.passed_since = None
             return self.consumers
@@ -945,7 +943,7 @@ class ShapeQueue:
         return self.tasks if now - self.passed_since > PASSED_SECONDS else self.consumers
 
     def drop_stale(self) -> int:
-        """Remove tasks at the head that are no longer ready; return the number of tasks left."""
+        """Remove stale tasks at the head; return how many tasks are left."""
         for line in (self.consumers, self.tasks):
             while line and line[0].state != READY:
                 line.popleft()
@@ -957,7 +955,7 @@ class ShapeQueue:
         self.tasks.clear()
 
     def move_to(self, other: ShapeQueue) -> None:
-        """Move all ready tasks to another queue of the job."""
+        """Move ready tasks to another queue of the job."""
         for line, to in ((self.consumers, other.consumers), (self.tasks, other.tasks)):
             for task in line:
                 if task.state == READY:
@@ -966,7 +964,7 @@ class ShapeQueue:
         self.clear()
 
     def stop_one(self) -> None:
-        """Count a stopped task. Once most are stopped, remove them."""
+        """Count a stopped task. Once most are, remove them."""
         self.stopped += 1
         if self.stopped > max(STOPPED_MOST, len(self) // 2):
             self.stopped = 0
@@ -977,7 +975,7 @@ class ShapeQueue:
 
 
 class ProcessRecord:
-    """A registered process: a driver, worker, tool, agent or node."""
+    """A registered driver, worker, tool, agent or node."""
 
     __slots__ = (
         "control",
@@ -1005,11 +1003,11 @@ class ProcessRecord:
         self.path = ""
         self.ready = False
         self.results: list[Row] = []
-        """Outcomes to send at the end of this turn."""
+        """Outcomes to send in this turn."""
         self.singles = 0
         """Successive submissions of a single task."""
         self.direct: dict[bytes, DirectLease] = {}
-        """Its direct leases by worker token, also ended ones whose last tasks may still arrive."""
+        """Direct leases by worker token, also ended ones whose last tasks may arrive."""
 
 
 STARTING, IDLE, LEASED, ENDING, HOSTING = range(5)
@@ -1017,7 +1015,7 @@ WORKER_STATES = ("starting", "idle", "busy", "ending", "actor")
 
 
 class BlockedTask:
-    """A task or call on a worker's stack that waits in ``get``; others may run on top of it."""
+    """A task or call on a worker's stack that waits in ``get``; others may run on top."""
 
     __slots__ = (
         "actor",
@@ -1048,27 +1046,26 @@ class BlockedTask:
         """When the wait began; None if before a restart."""
         self.name = ""
         self.actor = b""
-        """The actor whose call waits; empty for a task."""
+        """The actor of the call; empty for a task."""
         self.callees: dict[bytes, bytes] = {}
-        """For wanted results of calls, the actor that is called."""
+        """The actors called, by wanted result."""
         self.barred = False
-        """Whether something it needs is ready and needs another worker."""
+        """Whether something ready that it needs requires another worker."""
         self.searched = -1
-        """``Tables.became_ready`` when the last search for a task failed."""
+        """``Tables.became_ready`` when the last search failed."""
         self.since = -1
-        """``Tables.became_ready`` when the present search began; a search may take several turns."""
+        """``Tables.became_ready`` when the present search began, which may take several turns."""
         self.position = 0
-        """Number of ``wanted`` that the search has visited."""
+        """How many of ``wanted`` are searched."""
         self.agenda: list[bytes] = []
         self.seen: set[bytes] = set()
         self.barring = False
-        """Whether the present search is to set ``barred``."""
         self.found = False
-        """Whether the last search found a task but no CPU: it may be repeated when there is one."""
+        """Whether the last search lacked only a CPU."""
 
 
 class WorkerRecord:
-    """A worker process of this node, from the request to start it."""
+    """A worker process, from the request to start it."""
 
     __slots__ = (
         "actors",
@@ -1116,16 +1113,16 @@ class WorkerRecord:
         """Its GPUs, until it exits."""
         self.used = False
         self.inflight: dict[bytes, TaskRecord] = {}
-        """Tasks assigned to it, in the order in which it runs them."""
+        """Tasks assigned, in the order of running."""
         self.work = 0.0
-        """Estimated seconds of the tasks in flight."""
+        """Estimated seconds of these."""
         self.functions: set[bytes] = set()
         self.direct: DirectLease | None = None
-        """The direct lease of a driver that submits to it, or may still do so."""
+        """A driver's direct lease, perhaps ended and still in use."""
         self.blocked_tasks: list[BlockedTask] = []
-        """Waiting tasks and calls on its stack, outermost first."""
+        """What waits on its stack, outermost first."""
         self.waits = 0
-        """Number of ``Blocked`` and ``Unblocked`` received: identifies the wait on top of its stack."""
+        """``Blocked`` and ``Unblocked`` received: identifies the topmost wait."""
         self.lent = False
         self.last_progress = now
         self.idle_since = now
@@ -1135,43 +1132,40 @@ class WorkerRecord:
         self.end_reason = ""
         """Why it ends once nobody waits for results that only it has; else empty."""
         self.actors: dict[bytes, None] = {}
-        """Ids of the actors in it: at most one, unless it is shared."""
+        """Actors in it: at most one, unless shared."""
         self.shared = False
-        """Whether lightweight actors share it; it then runs nothing else."""
+        """Whether lightweight actors share it; it runs nothing else."""
         self.delays: dict[bytes, Row] = {}
-        """Long calls in a shared worker, by actor id: rows of ``HostDelays``."""
+        """Long calls, as rows of ``HostDelays``, by actor."""
         self.running_call: Row = ()
-        """The row of ``delays`` whose call runs; empty if none does."""
+        """The row of ``delays`` whose call runs."""
 
     remote = False
 
     @property
     def reserved_bytes(self) -> int:
-        """Memory reserved by its actor or running task."""
+        """Memory of its actor or running task."""
         return dict(self.demand).get(MEMORY, 0) // RESOURCE_UNIT
 
     @property
     def behind(self) -> bool:
-        """Whether tasks are queued behind the one on top."""
+        """Whether tasks are queued behind the topmost."""
         return len(self.inflight) > 1 + len(self.blocked_tasks) and (self.queue is None or not self.queue.concurrency)
 
     @property
     def blocked(self) -> bool:
-        """Whether the task on top of its stack waits."""
+        """Whether the topmost task waits."""
         return bool(self.blocked_tasks)
 
 
 PROBE, SNAPSHOT, REPLICATE = range(3)
-"""Progress of another node. PROBE: its daemon or this one is new, and it has yet to register; its messages are void. SNAPSHOT: it repeats
-what it has of this node's. REPLICATE: it has repeated everything, and may be given tasks.
+"""Progress of another node. PROBE: either daemon is new, and it has yet to register; its messages are void. SNAPSHOT: it repeats what it
+has of this node's. REPLICATE: all is repeated, and it may be given tasks.
 """
 
 
 class NodeRecord(WorkerRecord):
-    """Another node: to a home, a worker of many tasks; to an executor, a home.
-
-    "As home" and "as executor" name the part of *this* node.
-    """
+    """Another node. "As home" and "as executor" name the part of *this* node."""
 
     __slots__ = (
         "answered",
@@ -1202,34 +1196,34 @@ class NodeRecord(WorkerRecord):
         self.draining = False
         """Whether nothing new is placed there."""
         self.full: dict[Demand, float] = {}
-        """As home: demands that found no room there, and until when they are not tried."""
+        """As home: demands without room there, and until when they are not tried."""
         self.reclaimable = False
-        """As home: whether it may have tasks that it has not begun."""
+        """As home: whether it may have unbegun tasks."""
         self.ends: PeerOutbox = PeerOutbox()
         """As executor: messages of ends."""
         self.inbox = PeerInbox()
-        """As home: messages of ends to acknowledge."""
+        """As home: ends to acknowledge."""
         self.daemon = b""
-        """Incarnation of its daemon; empty before it has registered."""
+        """Its daemon's incarnation; empty before it has registered."""
         self.answered = b""
-        """The daemon with which this node has registered after a restart of either."""
+        """The daemon with which this node has registered after a restart."""
         self.progress = SNAPSHOT
-        """How far it has registered with this daemon. Written by ``Peers``."""
+        """Written by ``Peers``."""
         self.restarts = 0
-        """How often it has registered again, after a restart of either daemon."""
+        """How often it has registered again, after either's restart."""
         self.reported: dict[bytes, int] = {}
-        """As home: attempts that it reports while it registers, by task."""
+        """As home: attempts that it reports on registering, by task."""
         self.repeated: set[bytes] = set()
-        """As home: objects that it reports to hold while it registers."""
+        """As home: objects that it reports to hold on registering."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has registered, and may be given tasks."""
+        """Whether it may be given tasks."""
         return self.progress == REPLICATE
 
 
 class DirectLease:
-    """A driver, and the worker to which it submits tasks itself."""
+    """A driver, and the worker to which it submits."""
 
     __slots__ = ("died", "driver", "early", "ended", "functions", "over", "received", "sent", "submitted", "until", "waiting", "worker")
 
@@ -1238,30 +1232,30 @@ class DirectLease:
         self.worker = worker
         self.functions: set[bytes] = set()
         self.until = 0.0
-        """The idle worker is reserved for the driver until then."""
+        """The idle worker is reserved until then."""
         self.over = False
-        """Whether the driver was notified of the end; the notice may be under way."""
+        """Whether the driver was sent the end, which may be under way."""
         self.submitted: set[bytes] = set()
-        """Tasks in flight that the driver submitted."""
+        """The driver's tasks in flight."""
         self.sent: list[TaskRecord] = []
-        """Ended tasks whose values the worker has sent to the driver."""
+        """Ended tasks whose values the worker sent."""
         self.ended = 0
-        """Values that the worker reports to have sent to the driver."""
+        """Values that the worker reports as sent."""
         self.received = 0
-        """Values that the driver reports to have received from the worker."""
+        """Values that the driver reports as received."""
         self.waiting: list[tuple[Address, Any]] = []
-        """Messages of the driver that refer to values the worker has not reported."""
+        """The driver's messages with values that the worker has not reported."""
         self.early: dict[bytes, tuple[Row, Row | None] | None] = {}
         """The worker's reports ahead of the driver's: outcomes, or None for a returned task."""
         self.died: m.ProcessDied | None = None
 
     def reserves(self, queues: list[ShapeQueue], now: float) -> bool:
-        """Whether the idle worker stays reserved: not while tasks of other shapes wait."""
+        """Whether the idle worker stays reserved: not while other shapes wait."""
         return not self.over and now < self.until and all(queue is self.worker.queue for queue in queues)
 
 
 class JobRecord:
-    """Everything that one driver caused. An ``ended`` job accepts nothing."""
+    """What one driver caused. An ``ended`` job accepts nothing."""
 
     __slots__ = (
         "delegated",
@@ -1287,33 +1281,33 @@ class JobRecord:
         self.started = started
         self.driver: ProcessRecord | None = None
         self.home = b""
-        """The node of its driver; empty for this one."""
+        """Its driver's node; empty for this one."""
         self.functions: dict[bytes, FunctionRecord] = {}
         self.delegated: dict[bytes, FunctionRecord] = {}
-        """Functions of tasks that other nodes have delegated to this one."""
+        """Functions of tasks delegated to this node."""
         self.queues: dict[Shape, ShapeQueue] = {}
         self.queues_most = QUEUES_MOST
         self.ended = False
         self.reason = ""
-        """Why it ended, if its driver did not request the end."""
+        """Why it ended, unless at its driver's request."""
         self.submitted = 0
         self.notices = 0
         """Notices to its driver that something runs again."""
 
     @property
     def program(self) -> Program:
-        """The program, as described by its driver."""
+        """The program, as its driver describes it."""
         return Program.unpack(self.driver.name) if self.driver is not None else Program()
 
 
 def attempt_text(task: TaskRecord, max_retries: int) -> str:
-    """An attempt and those allowed, such as "2 of 4". ``max_retries`` is the default."""
+    """An attempt of those allowed, as "2 of 4". ``max_retries`` is the default."""
     number, most = tries_of(task.attempt) + 1, task.option("max_retries", max_retries) + 1
     return f"{number} of {most}" if number <= most else str(number)  # Otherwise retries are unlimited, or a lost value was rebuilt.
 
 
 def prefixes_of(task: TaskRecord, earlier: int = ATTEMPTS_LOOKED_AT) -> set[bytes]:
-    """Id prefixes of the children of a task's last attempts."""
+    """Id prefixes of children of the last attempts."""
     node, daemons, tries = node_of(task.attempt), daemons_of(task.attempt), tries_of(task.attempt)
     attempts = [*range(task.attempt - min(tries, earlier), task.attempt + 1)]
     for before in range(max(0, daemons - DAEMONS_LOOKED_AT), daemons) if earlier else ():

@@ -1,8 +1,8 @@
 """Who needs a value, who needs the row that makes it, and what is freed when nobody does.
 
-A value is retained while a process holds a ref to it, an unfinished row names it, a live value contains it, or a process has requested it.
-Its row is retained longer: while a retained row names one of its values, since a rebuild would need it. So the last value of a chain frees
-the whole chain, in slices: no turn grows with the length of a chain.
+Users of a value are processes with refs, requesters, unfinished rows that name it, and live values that contain it. Its row stays longer,
+while a retained row names one of its values: a rebuild would need it. So the last value of a chain frees the whole chain, in slices: no
+turn grows with its length.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, is_call, is_put
 from zfabric.protocol.messages import OK
 
 COLLECT_PER_TURN = 20_000
-"""Records that ``collect`` checks in one turn: about 10 ms."""
+"""Records checked in one turn: about 10 ms."""
 LINEAGE_LOOK = 64
-"""Tasks that ``may_be_dropped`` visits. A value that depends on more is spilled."""
+"""Tasks visited by ``may_be_dropped``: a value that depends on more is spilled."""
 ABSORB_BYTES_MIN = 1024
-"""Smaller values are not moved: their records weigh as much."""
+"""Smaller values stay: their records weigh as much."""
 ROW_BYTES = 200
-"""Bytes of a retained row besides its arguments."""
+"""Bytes of a retained row besides arguments."""
 
 
 class References:
@@ -39,21 +39,21 @@ class References:
         """Finished tasks with freed values and retained rows, oldest first."""
         self.inputs_bytes = 0
         self._inputs: OrderedDict[bytes, tuple[AnyObject, int]] = OrderedDict()
-        """Values retained without a ref, since no task may make them again, with their sizes, oldest first."""
+        """Values retained without a ref since no task may make them again, with sizes, oldest first."""
         self.evicted = 0
         self.paused = False
-        """Whether nothing is freed, since nodes with holds may not have registered."""
+        """Whether nothing is freed: nodes with holds may not have registered."""
         self._may_drop: Callable[[TaskRecord], bool] = is_plain
         self._absorbing: Iterator[AnyObject] | None = None
         self._absorb_above = 0
 
     def pause(self, paused: bool) -> None:
-        """Free nothing from now on, or resume."""
+        """Pause or resume."""
         self.paused = paused
         self.choose()
 
     def choose(self) -> None:
-        """Choose which tasks take the short way in ``release``, after a change of ``paused`` or of the watches."""
+        """Choose which tasks take the short way in ``release``."""
         self._may_drop = _never if self.paused else self._is_unwatched if self.tables.watches else is_plain
 
     def _is_unwatched(self, task: TaskRecord) -> bool:
@@ -62,7 +62,7 @@ class References:
     # -- holders --
 
     def hold(self, object_ids: Iterable[bytes], process: bytes) -> list[bytes]:
-        """Register ``process`` as a holder; return the ids without a record."""
+        """Register a holder; return the ids without a record."""
         unknown = []
         for object_id in object_ids:
             record = self.tables.find(object_id)
@@ -108,7 +108,7 @@ class References:
         self.tables.inline.add(-dropped)
 
     def move_to_arena(self, record: AnyObject) -> None:
-        """Copy a needed value to the arena, whose holder may have had the only other copy.
+        """Copy a needed value, whose other copy may have gone with its holder.
 
         In the arena it survives this daemon. Errors are not copied: their task repeats them.
         """
@@ -117,7 +117,7 @@ class References:
             record.arrive(Stored(len(record.value)), self.tables.inline)  # type: ignore[arg-type]
 
     def process_gone(self, process: bytes) -> None:
-        """Release everything that a dead process held or requested. Visits every record."""
+        """Release all of a dead process. Visits every record."""
         for table in (self.tables.tasks, self.tables.objects):
             for record in table.values():
                 if record.fetchers is not None:
@@ -136,7 +136,7 @@ class References:
         self.drop_watcher(process)
 
     def drop_watcher(self, process: bytes) -> None:
-        """Remove a watcher of objects: a process or a node."""
+        """Remove a watcher, a process or node."""
         watches = self.tables.watches
         for object_id, watch in list(watches.items()):
             watch.watchers.discard(process)
@@ -145,14 +145,14 @@ class References:
         self.choose()
 
     def may_travel(self, object_id: bytes) -> bool:
-        """Whether a ref may be sent to another node: its home must be known."""
+        """Whether a ref may go to another node: its home must be known."""
         record = self.tables.find(object_id)
         return record is not None and record.home != NO_HOME
 
     # -- pins --
 
     def pin(self, object_ids: Iterable[bytes]) -> None:
-        """Add one pin to each object: an unfinished row names it, or a live value contains it."""
+        """Pin for an unfinished row that names these, or a live value that contains them."""
         for object_id in object_ids:
             record = self.tables.find(object_id)
             if record is not None:
@@ -168,14 +168,14 @@ class References:
                     self.tables.spare.append(record)
 
     def retain_row(self, task: TaskRecord) -> None:
-        """Count a retained row for the objects that it names."""
+        """Count a retained row of what it names."""
         for object_id in named_by(task):
             record = self.tables.find(object_id)
             if record is not None:
                 record.retain_row()
 
     def may_be_dropped(self, task: TaskRecord) -> bool:
-        """Whether a task's values need no copy on disk: it is deterministic, and tasks make all that it needs.
+        """Whether its values need no copy on disk: it is deterministic, and tasks make all that it needs.
 
         A ``put`` value is freed with its last ref, even if a rebuild would need it. A rebuilt value gets its copy, as a small store could
         drop and rebuild it without end.
@@ -197,7 +197,7 @@ class References:
     # -- freeing --
 
     def collect(self) -> bool:
-        """Free what nobody needs. Return True if some is left for the next turn."""
+        """Free what nobody needs. Return whether some is left for the next turn."""
         if self.paused:
             return False
         spare = self.tables.spare
@@ -225,7 +225,7 @@ class References:
         return bool(spare)
 
     def absorb(self) -> bool:
-        """Move values from memory to the arena until they are under the limit. Return True if more are left.
+        """Move values to the arena until memory is under the limit. Return whether more are left.
 
         After a pass that freed too little, the next one waits until a quarter more has arrived.
         """
@@ -250,7 +250,7 @@ class References:
         return False
 
     def clear(self, record: AnyObject) -> None:
-        """Free a value, even if it is needed."""
+        """Free a value, even a needed one."""
         if self._inputs:
             self._forget_input(record)
         if type(record.value) is Stored:
@@ -269,8 +269,7 @@ class References:
     def _retain_input(self, record: AnyObject) -> bool:
         """Retain a value without a ref if a rebuild may need it and no task may make it again. Return whether it is retained.
 
-        With other nodes, values are lost with a node, and the rows that make them name puts, results of actors, and results of tasks that
-        run once.
+        Other nodes' values are lost with them, and rows name puts, results of actors, and results of tasks that run once.
         """
         if not self.tables.nodes or record.home or record.status != OK:
             return False
@@ -321,7 +320,7 @@ class References:
             self.tables.spare.append(task)
 
     def _free_borrowed(self, record: AnyObject, hold: HoldAtHome) -> None:
-        """Release the hold on a borrowed object. If a retained row names it, its home retains its row."""
+        """Release a hold. If a retained row names the object, its home retains its row."""
         object_id = record.object_id
         if self.tables.objects.get(object_id) not in (record, None):
             return  # It was replaced when its home was found.
@@ -338,7 +337,7 @@ class References:
             self.tables.rows_given_up.append((hold.home, object_id))
 
     def retain_rows_for(self, node: bytes, object_ids: Iterable[bytes]) -> None:
-        """Retain the rows that make these objects for a node whose rows name them."""
+        """Retain rows that make these, for another node's rows."""
         retained = self.tables.retained_rows.setdefault(node, set())
         for object_id in object_ids:
             record = self.tables.find(object_id)
@@ -360,7 +359,7 @@ class References:
             self.tables.retained_rows.pop(node, None)
 
     def node_gone(self, node: bytes) -> None:
-        """Release everything that a dead node held, requested or named."""
+        """Release all of a dead node."""
         self.process_gone(node)
         self.release_rows_for(node, list(self.tables.retained_rows.get(node, ())))
 
@@ -419,7 +418,7 @@ class References:
                     self.tables.spare.append(record)
 
     def revive(self, task: TaskRecord) -> None:
-        """Remove a finished task from the lineage: it runs again, or is dropped."""
+        """Take a task out of the lineage: it runs again, or is dropped."""
         if task.rare is not None and task.rare.lineage_weight:
             self.lineage_bytes -= task.rare.lineage_weight
             task.rare.lineage_weight = 0
@@ -427,13 +426,13 @@ class References:
 
 
 def _is_repeatable_error(record: AnyObject) -> bool:
-    """Whether a value is an error whose row is retained: later requests receive it."""
+    """Whether later requests receive it: an error with a retained row."""
     task = record.task
     return task is not None and task.state == DONE and record.status != OK and any(value.named > 0 for value in task.values())
 
 
 def is_plain(task: TaskRecord) -> bool:
-    """Whether a finished task has one small value, and nothing else that needs care: the short way."""
+    """Whether a finished task has one small value and may be freed the short way."""
     return (
         task.state == DONE
         and (len(task.row) == 4 if task.rare is None else task.rare.common)
@@ -454,6 +453,6 @@ def _never(task: TaskRecord) -> bool:
 
 
 def named_by(task: TaskRecord) -> tuple[bytes, ...]:
-    """Objects that a row names: dependencies, and refs inside its arguments."""
+    """Dependencies, and refs inside arguments."""
     dependencies: tuple[bytes, ...] = task.row[3]
     return dependencies + task.contains() if len(task.row) > 4 else dependencies

@@ -1,6 +1,6 @@
-"""What an autoscaler has reported last: the kinds of nodes that it can add, how many it has requested, and which idle nodes stay.
+"""What an autoscaler has reported last: kinds of nodes that it can add, how many are requested, and which idle nodes stay.
 
-An autoscaler repeats its report to all nodes. A report is forgotten when its time is over, so a dead autoscaler promises nothing.
+It repeats its report to all nodes. A report expires, so a dead autoscaler promises nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ REPORT_SECONDS_MAX = 600.0
 
 
 class RequestedNodes:
-    """The last report of an autoscaler. ``node`` is this node's id."""
+    """The last report of an autoscaler."""
 
     def __init__(self, node: bytes) -> None:
         self._node = node
@@ -26,7 +26,7 @@ class RequestedNodes:
         self._stays = False
 
     def take(self, now: float, rows: Any, stay: Any, seconds: Any) -> None:
-        """Take a report of ``KindReport`` rows, which counts for ``seconds``; nodes in ``stay`` (ids) stay although idle.
+        """Take a report of ``KindReport`` rows for ``seconds``; nodes in ``stay`` (ids) stay although idle.
 
         Raises ValueError.
         """
@@ -38,11 +38,11 @@ class RequestedNodes:
         self._kinds, self._until, self._stays = kinds, now + seconds, self._node in stay
 
     def node_stays(self, now: float) -> bool:
-        """Whether this node stays although it is idle."""
+        """Whether this idle node stays."""
         return self._stays and now < self._until
 
     def rows(self, now: float) -> list[dict[str, Any]]:
-        """The report as plain data, with a summary in words for each kind; empty without an autoscaler."""
+        """The report as plain data, with a summary of each kind; empty without one."""
         return [
             {
                 **kind._asdict(),
@@ -55,7 +55,7 @@ class RequestedNodes:
         ]
 
     def describe(self, now: float, demand: Demand, strategy: Strategy = ()) -> str:
-        """What is requested that can meet a demand, as the end of a sentence; empty without an autoscaler.
+        """What is requested for a demand, as the end of a sentence, or empty.
 
         Placement groups as a strategy accept any kind.
         """

@@ -1,4 +1,4 @@
-"""Requests of a local scheduler to the stores and to peers, and the receivers of their answers."""
+"""Requests to the stores and to peers, and the receivers of answers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from zfabric.protocol.ids import Address
 
 Answer = m.Written | m.JobNumber | m.Found | m.KeyAnswer | m.Answer
 Continuation = Callable[[float, Any, Any], None]
-"""Receives an answer: (now, what the request was about, the answer)."""
+"""Receives (now, what the request was about, the answer)."""
 
 
 class _Request(NamedTuple):
     then: Continuation
     about: Any
     to: Address
-    """Who answers; empty for the control store of the head, whichever node is the head by then."""
+    """Who answers; empty for the control store of the head of the day."""
     message: m.Message | None = None
-    """What is repeated to the next daemon of another node."""
+    """What is repeated to another node's next daemon."""
 
 
 class PendingRequests:
@@ -36,29 +36,29 @@ class PendingRequests:
         self.tables.send(self.tables.control_address, message(self._enter(then, about, self.tables.control_address), *fields))
 
     def ask_at(self, to: Address, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
-        """The same to a local scheduler, which may be this one, and to its next daemon."""
+        """The same to a local scheduler, perhaps this one, and its next daemon."""
         token = self._enter(then, about, to)
         request = message(token, *fields)
         self._open[token] = _Request(then, about, to, request)
         self.tables.send(to or self.tables.head_control_address, request)
 
     def ask_head(self, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
-        """The same to the control store of the head, and to the next head."""
+        """The same to the head's control store, and the next head."""
         self.ask_at(b"", message, *fields, then=then, about=about)
 
     def repeat(self, node: bytes) -> None:
-        """Repeat the unanswered requests to a node, whose daemon is new or which is the new head."""
+        """Repeat unanswered requests to a new daemon or head."""
         for request in self._open.values():
             to = request.to or self.tables.head_control_address
             if request.message is not None and to[1:] == node:
                 self.tables.send(to, request.message)
 
     def node_died(self, node: bytes) -> None:
-        """Drop the requests to a dead node; callers learn of the death otherwise."""
+        """Drop requests to a dead node; callers learn of the death otherwise."""
         self._open = {token: request for token, request in self._open.items() if request.to[1:] != node}
 
     def ask_store(self, what: str, arguments: m.Row, then: Continuation, about: Any = None) -> None:
-        """The same to the object store, as a query."""
+        """Query the object store."""
         token = self._enter(then, about, self.tables.store_address or b"")
         if self.tables.store_address is not None:
             self.tables.send(self.tables.store_address, m.Query(token, what, arguments))
@@ -70,7 +70,7 @@ class PendingRequests:
         return token
 
     def on_answer(self, now: float, source: Address, message: Answer) -> None:
-        """Pass an answer to its continuation. Answers to unknown requests are dropped."""
+        """Pass an answer on. Unknown requests are dropped."""
         request = self._open.get(message.token)
         if request is not None and source[1:] == (request.to or self.tables.head_control_address)[1:]:
             del self._open[message.token]

@@ -44,7 +44,7 @@ class Submission:
         self.names = names
 
     def on_export(self, now: float, source: Address, message: m.Export) -> None:
-        """Store functions that a job may run, here and in the control store."""
+        """Store a job's functions, here and in the control store."""
         job = self.tables.job_of(source)
         if job is not None and not job.ended:
             self.export(job, message.functions)
@@ -63,7 +63,7 @@ class Submission:
             self.tables.send(self.tables.control_address, m.Write(0, tuple(puts), ()))
 
     def on_submit(self, now: float, source: Address, message: m.Submit) -> None:
-        """Accept task rows, in order. Plain rows go straight to the queue of their function."""
+        """Accept rows, in order. Plain ones go straight to their function's queue."""
         process = self.tables.processes.get(source[1:])
         job = process.job if process is not None else None
         if process is None or job is None or job.ended:
@@ -108,9 +108,9 @@ class Submission:
             self.tables.submitted_here.append(message.rows)
 
     def enter(self, row: m.Row, job: JobRecord, now: float) -> None:
-        """Accept the row of a detached actor that no process here has submitted.
+        """Accept a detached actor's row that no process here has submitted.
 
-        The row is written before the actor is made: no process would repeat it to this node's next daemon.
+        It is written before the actor is made: no process would repeat it to the next daemon.
         """
         self.blocks.now = now
         function = job.functions[row[FUNCTION_ID]]
@@ -125,7 +125,7 @@ class Submission:
         self.tables.counts["tasks_submitted"] += 1
 
     def _admit(self, task: TaskRecord, now: float, durable_first: bool = False) -> None:
-        """Admit a task that is not plain. A detached actor that is ``durable_first`` is made only once its row is written."""
+        """Admit a task that is not plain. A ``durable_first`` one is made only once its row is written."""
         row = task.row
         if task.function.plain and not row[3] and len(row[4]) == 1 and row[4][0][0] == "strategy" and row[4][0][1]:
             self.admission.admit_with_strategy(task, row[4][0][1])

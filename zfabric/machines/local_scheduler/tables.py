@@ -56,9 +56,9 @@ from zfabric.protocol.messages import Row
 from zfabric.protocol.options import HERE, NODE_ID, GroupTerm, Strategy, accepts
 
 ENDED_JOBS_MOST = 100
-"""Ended jobs whose tasks are yet to enter the node's time series, which happens once a second."""
+"""Ended jobs whose tasks have yet to enter the time series, each second."""
 NOTICES_MAX = 20
-"""Most notices to one driver that something runs again."""
+"""Most such notices to one driver."""
 
 
 class Tables:
@@ -82,23 +82,23 @@ class Tables:
         self.address = address
         self.node = node
         self.pool = pool
-        """This node's resources, without those of bundles."""
+        """Resources, without those of bundles."""
         self.groups: dict[bytes, GroupRecord] = {}
-        """Placement groups of this home, by id, oldest first."""
+        """This home's placement groups, oldest first."""
         self.bundles: dict[bytes, dict[int, Bundle]] = {}
-        """Bundles at this node, reserved or about to be, by group and index."""
+        """Bundles here, reserved or about to be, by group and index."""
         self.known_groups: dict[bytes, KnownGroup] = {}
         """Placement groups that tasks here name."""
         self.draining = False
         """Whether this node is being drained."""
         self.reserving = False
-        """Whether a bundle waits for resources in use; meanwhile no lease is prolonged."""
+        """Whether a bundle waits for resources; no lease is prolonged."""
         self.first_attempt = first
-        """Number of the first attempt of a task (``protocol.ids``)."""
+        """Number of a task's first attempt (``protocol.ids``)."""
         self.store_address = store
         self.control_address = control
         self.head_control_address = control
-        """The head's control store, which numbers jobs and has durable values."""
+        """The head's control store, with job numbers and durable values."""
         self.placers: tuple[Address, ...] = (placer,)
         """Global schedulers, by their nodes' numbers."""
         self.labels: dict[str, str] = {NODE_ID: node.hex()}
@@ -107,84 +107,82 @@ class Tables:
         self.config = config
         self.tasks: dict[bytes, TaskRecord] = {}
         self.failures: dict[bytes, TaskRecord] = {}
-        """Ended tasks with an error in place of a value."""
+        """Ended tasks with an error for a value."""
         self.objects: dict[bytes, ObjectRecord] = {}
-        """Records of ``put`` values, and of values of tasks with several returns."""
+        """``put`` values, and values of tasks with several returns."""
         self.watches: dict[bytes, ReferenceWatch] = {}
         """Watched objects."""
         self.streams: dict[bytes, StreamRecord] = {}
-        """Streams that somebody may read, by task id."""
+        """Streams that may be read, by task id."""
         self.processes: dict[bytes, ProcessRecord] = {}
         self.workers: dict[bytes, WorkerRecord] = {}
         self.nodes: dict[bytes, NodeRecord] = {}
-        """The other nodes, by id. Each is in ``processes``, too."""
+        """Other nodes. Each is in ``processes``, too."""
         self.node_table: dict[bytes, Row] = {}
-        """Rows of the newest ``NodeTable``, by node; empty in a cluster of one."""
+        """Rows of the newest ``NodeTable``; empty in a cluster of one."""
         self.head = b""
-        """The node of the registry and of ``head_control_address``; empty in a cluster of one."""
+        """The node of registry and control store; empty in a cluster of one."""
         self.dead: dict[bytes, bool] = {}
-        """The last dead nodes: whether this node has taken over from each."""
+        """The last dead nodes: whether this node has taken over."""
         self.entrusted: dict[bytes, dict[bytes, EntrustedRow]] = {}
-        """Rows entrusted to this node as the home of their jobs, by home and task."""
+        """Rows entrusted to this home of their jobs, by home and task."""
         self.withdrawn: list[TaskRecord] = []
-        """Entrusted tasks that nothing needs: their rows are to be withdrawn."""
+        """Entrusted tasks whose rows are to be withdrawn."""
         self.submitted_here: list[m.Rows] = []
         """Rows of other homes' jobs submitted here in this turn."""
         self.finished: list[TaskRecord] = []
-        """Tasks entrusted as unfinished that have ended in this turn."""
+        """Tasks entrusted as unfinished that ended in this turn."""
         self.first_held: list[AnyObject] = []
-        """Borrowed objects that a process here began to hold in this turn."""
+        """Borrowed objects newly held by a process here."""
         self.to_borrow: list[AnyObject] = []
-        """Objects whose homes are to register this node as a holder."""
+        """Objects whose homes are to register this node."""
         self.to_retain: list[AnyObject] = []
-        """Objects named by rows here, whose homes are to retain their rows."""
+        """Objects whose homes are to retain their rows."""
         self.rows_given_up: list[tuple[bytes, bytes]] = []
-        """Rows that homes may release: (home, object)."""
+        """(home, object) of rows to release there."""
         self.retained_rows: dict[bytes, set[bytes]] = {}
-        """Objects whose rows this node retains for rows of other nodes, by node."""
+        """Objects whose rows are retained for other nodes' rows, by node."""
         self.to_fetch: list[AnyObject] = []
-        """Values on other nodes for which something here waits."""
+        """Values on other nodes that something here awaits."""
         self.unwanted: list[bytes] = []
         """Values whose copying is to stop."""
         self.given_up: list[tuple[bytes, bytes]] = []
         """Holds to release: (home, object)."""
         self.for_nodes: list[tuple[bytes, AnyObject]] = []
-        """Existing values requested by other nodes: (node, record)."""
+        """(node, record) of existing values to send."""
         self.delegated_ends: list[tuple[TaskRecord | RefusedRow, int, Row, tuple[Row, Row] | None, tuple[bytes, ...]]] = []
         """Ends of delegated attempts in this turn: (task, status, outputs, extra as in ``Completed``, refs inside, pinned)."""
         self.relayed_yields: list[tuple[bytes, Row]] = []
-        """Values yielded here in this turn for streams of other nodes: (home, row of ``RelayedYields``). The refs inside are pinned."""
+        """Values for other nodes' streams in this turn: (home, row of ``RelayedYields``), with the refs inside pinned."""
         self.relayed_streams: dict[bytes, RelayedStream] = {}
-        """Streams that actors here make for callers on other nodes, by call."""
+        """Streams of actors here for other nodes' callers, by call."""
         self.by_pid: dict[int, WorkerRecord | ProcessRecord] = {}
         self.jobs: dict[bytes, JobRecord] = {}
         self.actors: dict[bytes, ActorRecord] = {}
         self.guests: dict[bytes, GuestRecord] = {}
         self.remote_actors: dict[bytes, RemoteActorRecord] = {}
         self.relayed_ends: list[tuple[WorkerRecord, Row, tuple[bytes, ...]]] = []
-        """Outcomes of relayed calls in this turn: (worker, row of ``CallOutcomes``, objects that are pinned: refs inside, and large
-        values).
-        """
+        """Relayed outcomes in this turn: (worker, row of ``CallOutcomes``, pinned objects: refs inside, and large values)."""
         self.behind_ends: list[tuple[bytes, m.Message]] = []
-        """Messages to send behind the ends of this turn: (node, message)."""
+        """(node, message) to send behind this turn's ends."""
         self.logs: dict[bytes, ActorLog] = {}
         self.remakes: dict[bytes, bytes] = {}
         """Values that replays are to make again, by task id of the replay."""
         self.transitions: deque[Transition] = deque()
         self.queues: dict[int, ShapeQueue] = {}
         self.touched: dict[ProcessRecord, None] = {}
-        """Processes with results to send at the end of this turn."""
+        """Processes with results to send in this turn."""
         self.recovering = recovering
-        """Whether processes have yet to register after a restart; meanwhile nothing is dispatched or freed."""
+        """Whether processes have yet to register; nothing is dispatched or freed."""
         self.unsettled: dict[TaskRecord, None] | None = None
-        """Tasks of a restarted scheduler that other nodes may run; None once all nodes have registered."""
+        """Tasks that other nodes may run; None once all nodes have registered."""
         self.became_ready = 0
-        """Incremented whenever a task becomes ready: a failed search is repeated only after a change."""
+        """Counts tasks that became ready: a failed search is repeated only after a change."""
         self.orphans: dict[bytes, dict[bytes, bool]] = {}
         """Values whose row was lost with a daemon, by task id; True if the value is lost too."""
         self.promises = Promises()
         self.condemned: dict[bytes, None] = {}
-        """Id prefixes of children whose parents were cancelled recursively."""
+        """Id prefixes of children to cancel."""
         self.counts: Counter[str] = Counter()
         self.inline = InlineValues()
         self.store_room: int | None = None
@@ -192,33 +190,33 @@ class Tables:
         self.latencies = Latencies()
         self.requested_nodes = RequestedNodes(node)
         self.resident: dict[int, int] = {}
-        """Resident bytes of workers, by pid, measured by the shell for a query."""
+        """Resident bytes by pid, measured by the shell for a query."""
         self.ended_jobs: deque[JobRecord] = deque(maxlen=ENDED_JOBS_MOST)
-        """Jobs ended since the shell's last sample."""
+        """Jobs ended since the last sample."""
         self.copied_bytes: Counter[bytes] = Counter()
-        """Bytes copied to this node, by source node; empty if several were asked."""
+        """Bytes copied here, by source; empty if several were asked."""
         self.effects: list[Effect] = []
         self.deadlines = PartDeadlines()
         self.end_due = True
-        """Whether the end of this turn has something to decide: not if calls and outcomes were passed on, and nothing else."""
+        """Whether the end of this turn has something to decide: not after mere relays."""
         self.before_batches: list[Effect] = []
-        """Messages to the store that go before this turn's batches: the end of a recovery."""
+        """Messages to the store ahead of this turn's batches: the end of a recovery."""
         self.locates: list[m.Row] = []
         self.locating: dict[bytes, list[bytes]] = {}
-        """Processes for which the store locates each value."""
+        """Processes for which each value is located."""
         self.durable_wanted: list[tuple[bytes, str]] = []
-        """Durable values to read from the control store, and why."""
+        """Durable values to read, and why."""
         self.durable_freed: list[bytes] = []
-        """Durable values to delete from the control store."""
+        """Durable values to delete."""
         self.absorbed: list[m.Row] = []
         self.sealed: list[m.Row] = []
         self.freed: list[bytes] = []
         self.spare: deque[AnyObject] = deque()
-        """Records released by their last user, for ``References.collect``."""
+        """Released records for ``References.collect``."""
         self._next_queue = 1
 
     def note_failure(self, record: AnyObject) -> None:
-        """Enter the task of a record with an error in ``failures``."""
+        """Enter a record's task in ``failures``."""
         task = record.task
         if task is not None:
             task.facts()  # Extra fields keep it from the short way of ``References.release``, which does not maintain ``failures``.
@@ -247,16 +245,16 @@ class Tables:
         self.effects.append(Send(CLIENT + process.incarnation, message))
 
     def send_to_control(self, worker: WorkerRecord, message: m.Message) -> None:
-        """Send ``message`` to a worker's control thread."""
+        """Send to a worker's control thread."""
         if worker.process is not None:
             self.effects.append(Send(CONTROL + worker.process.control, message))
 
     def write_log(self, level: str, text: str) -> None:
-        """Write a line to the daemon's log."""
+        """Write to the daemon's log."""
         self.effects.append(Log(level, text))
 
     def notify_again(self, job: JobRecord, text: str) -> None:
-        """Notify a job's driver that something runs again, at most ``NOTICES_MAX`` times; the log has all."""
+        """Notify a driver that something runs again, at most ``NOTICES_MAX`` times; the log has all."""
         self.write_log("info", text)
         if job.home:
             self.send_to_node(job.home, m.JobOutput(job.id, (), (("again", text),)))
@@ -271,59 +269,59 @@ class Tables:
         return process.job if process is not None else None
 
     def worker_of(self, source: Address) -> WorkerRecord | None:
-        """The worker whose client or control thread sent a message."""
+        """The worker of a client or control thread."""
         process = self.processes.get(source[1:]) or self.processes.get(control_of(source[1:]))
         return self.workers.get(process.name) if process is not None else None
 
     def send_to_node(self, node: bytes, message: m.Message) -> None:
-        """Send ``message`` to another node's local scheduler."""
+        """Send to another local scheduler."""
         self.effects.append(Send(LOCAL_SCHEDULER + node, message))
 
     def send_ids(self, node: bytes, kind: Callable[[tuple[bytes, ...]], m.Message], ids: Iterable[bytes]) -> None:
-        """Send these ids to another node's local scheduler in messages of this kind, unless it is dead."""
+        """Send ids in messages of this kind, unless the node is dead."""
         for batch in batches(ids if node in self.nodes else ()):
             self.send_to_node(node, kind(batch))
 
     def send_to_peer(self, node: bytes, message: m.Message) -> None:
-        """Send ``message`` to the local scheduler of a node, perhaps this one."""
+        """Send to a local scheduler, perhaps this one."""
         self.effects.append(Send(self.address if node == self.node else LOCAL_SCHEDULER + node, message))
 
     @property
     def is_head(self) -> bool:
-        """Whether this node is the head, or a cluster of one."""
+        """Whether this is the head, or a cluster of one."""
         return self.head_control_address == self.control_address
 
     def sender_of(self, source: Address) -> bytes | None:
-        """The node of a local scheduler that sent a message, perhaps this one; None if it is dead or not registered."""
+        """The node of a local scheduler; None if it is dead or unregistered."""
         if source[1:] == self.address[1:]:
             return self.node
         node = self.nodes.get(source[1:])
         return node.token if node is not None and node.progress != PROBE else None
 
     def number_of(self, node: bytes) -> int:
-        """A node's number in its cluster; 0 if unknown."""
+        """A node's number, or 0."""
         row = self.node_table.get(node)
         return 0 if row is None else int(row[1])
 
     def find(self, object_id: bytes) -> AnyObject | None:
-        """The record of an object, or None."""
+        """An object's record, or None."""
         task = self.tasks.get(object_id[:TASK_BYTES])
         if task is not None and task.outputs is None and object_id[TASK_BYTES:] == FIRST_RETURN:
             return task
         return self.objects.get(object_id)
 
     def refer(self, identifier: bytes, home: bytes, former: bytes = b"") -> ObjectRecord:
-        """Make the record of an object of another node. ``former`` is its dead former home, if any."""
+        """Record another node's object. ``former`` is its dead home."""
         record = self.objects[identifier] = ObjectRecord(identifier, None, None, hold=HoldAtHome(home, former))
         return record
 
     def end_of(self, identifier: bytes) -> AnyObject | None:
-        """The record of the end of the stream that an object may be a value of."""
+        """The record of the end of an object's stream."""
         task_id = identifier[:TASK_BYTES]
         return self.find(task_id + FIRST_RETURN) or self.find(task_id + CALL_RETURN)
 
     def homes_of(self, object_ids: Iterable[bytes]) -> m.Rows:
-        """Homes of objects in a message to another node: rows ``(object, home)``, without objects of this home.
+        """Rows ``(object, home)``, without objects of this home.
 
         A dead home is named, too: the receiver may have to register at its heir (``nodes/orphans.py``).
         """
@@ -333,32 +331,32 @@ class Tables:
         return tuple((object_id, hold.former or hold.home) for object_id, hold in found if hold is not None and hold.home != NO_HOME)
 
     def job_fact(self, identifier: bytes) -> tuple[tuple[str, str], ...]:
-        """A fact for explanations: the job of a task, an actor or an object."""
+        """The job of an id, for explanations."""
         job = self.jobs.get(identifier[:JOB_BYTES])
         return () if job is None else (("job", job.program.title(job.number).removeprefix("job ")),)
 
     def job_home(self, identifier: bytes) -> bytes | None:
-        """The home of the job of a task or object: empty for this node, None if there is no such job."""
+        """The home of an id's job: empty for this node, None if there is no job."""
         job = self.jobs.get(identifier[:JOB_BYTES])
         return None if job is None or job.ended else job.home
 
     def makes(self, record: AnyObject) -> TaskRecord | None:
-        """The task that makes or yields a value."""
+        """The task that makes or yields it."""
         stream = self.streams.get(record.object_id[:TASK_BYTES]) if self.streams and record.task is None else None
         return record.task if stream is None else stream.owner.task
 
     def value_of(self, stream: StreamRecord, identifier: bytes) -> ObjectRecord:
-        """Make the record of a stream's value."""
+        """Record a stream's value."""
         record = self.objects[identifier] = ObjectRecord(identifier, None, None)
         stream.values += 1
         return record
 
     def runs_once(self, task: TaskRecord) -> bool:
-        """Whether a task must not run again once it may have begun. Actors are exempt: their restarts count."""
+        """Whether it must not run again once it may have begun. Actors are exempt: restarts count."""
         return task.function.actor is None and task.option("max_retries", self.config.max_retries) == 0
 
     def want(self, record: AnyObject) -> None:
-        """Request a value from the node that has it. Other values come by themselves."""
+        """Request a value from its node. Others come by themselves."""
         value = record.value
         if isinstance(value, Elsewhere):
             if not value.asked:
@@ -369,12 +367,12 @@ class Tables:
             self.to_fetch.append(record)
 
     def protect(self, record: AnyObject) -> None:
-        """Have the store no longer drop a value that was a mere copy."""
+        """Have the store no longer drop a mere copy."""
         if type(record.value) is Stored and self.store_address is not None:
             self.send(self.store_address, m.Protect((record.object_id,)))
 
     def queue_for(self, job: JobRecord, shape: Shape) -> ShapeQueue:
-        """The queue of a job's tasks of this shape, made on first use."""
+        """A job's queue of this shape, made on first use."""
         queue = job.queues.get(shape)
         if queue is None:
             queue = ShapeQueue(shape, job, self._next_queue)
@@ -387,7 +385,7 @@ class Tables:
         return queue
 
     def queue_like(self, queue: ShapeQueue, strategy: Strategy) -> ShapeQueue:
-        """The queue of the same shape for another strategy."""
+        """The same shape's queue for another strategy."""
         return self.queue_for(queue.job, (*queue.shape[:5], strategy))
 
     def _find_out_if_away(self, queue: ShapeQueue) -> None:
@@ -401,7 +399,7 @@ class Tables:
         self.any_away |= queue.away
 
     def _find_bundles(self, queue: ShapeQueue, term: GroupTerm) -> None:
-        """Set whether a group's queue is away: not if the whole group is here, or the tasks were delegated here."""
+        """Set whether it is away: not if the whole group is here, or the tasks were delegated here."""
         known = self.known_groups.get(term.group)
         if queue.strategy[0][0] == "group":
             queue.away = known is None or not known.all_at(self.node) or not known.able(term, queue.demand)
@@ -412,7 +410,7 @@ class Tables:
         self.any_in_groups = True
 
     def group_changed(self, group: bytes) -> None:
-        """Decide again which queues of a placement group are away."""
+        """Decide again which of its queues are away."""
         for queue in self.queues.values():
             if queue.group is not None and queue.group.group == group:
                 self._find_out_if_away(queue)
@@ -423,7 +421,7 @@ class Tables:
             self._find_out_if_away(queue)
 
     def _drop_queues(self, job: JobRecord, new: ShapeQueue) -> None:
-        """Remove a job's empty queues that belong to no function."""
+        """Remove empty queues of no function."""
         functions = (*job.functions.values(), *job.delegated.values())
         needed = {new.token, *(function.queue.token for function in functions)}
         for shape, queue in list(job.queues.items()):
@@ -433,7 +431,7 @@ class Tables:
         job.queues_most = max(QUEUES_MOST, 2 * len(job.queues))
 
     def capacity(self) -> dict[str, int]:
-        """What would be free here if no task ran: total less bundles and actors."""
+        """What would be free if no task ran: total less bundles and actors."""
         capacity = dict(self.pool.total)
         held = [bundle.demand for bundles in self.bundles.values() for bundle in bundles.values()]
         held += [worker.demand for worker in self.workers.values() if worker.state == HOSTING and worker.pool is self.pool]
@@ -443,29 +441,29 @@ class Tables:
         return capacity
 
     def could_run(self, queue: ShapeQueue) -> bool:
-        """Whether some node could run a queue's tasks if it were idle."""
+        """Whether some idle node could run its tasks."""
         if queue.pool.fits_total(queue.demand):
             return True
         return queue.group is None and any(covers(node.resources, queue.demand) for node in self.nodes.values())
 
     def begun_at(self, node: NodeRecord) -> int:
-        """How many of its tasks a node can have begun, if all are like the last one."""
+        """How many tasks it can have begun, if all are like its last."""
         if not node.inflight:
             return 0
         last = next(reversed(node.inflight.values()))
         return min(len(node.inflight), count_fitting(node.resources, self.queue_of(last).demand, len(node.inflight)))
 
     def queue_of(self, task: TaskRecord) -> ShapeQueue:
-        """The queue of a task: its function's, unless the call set options of its own."""
+        """Its function's queue, or that of its own options."""
         rare = task.rare
         return task.function.queue if rare is None or rare.demand_queue is None else rare.demand_queue
 
     def children_of(self, prefixes: set[bytes]) -> list[TaskRecord]:
-        """Tasks whose id has one of these 12-byte prefixes. Scans every task: for rare requests only."""
+        """Tasks by 12-byte id prefix. Scans every task: for rare requests."""
         return [task for identifier, task in self.tasks.items() if identifier[:PREFIX_BYTES] in prefixes]
 
     def take_effects(self) -> list[Effect]:
-        """Take all effects. The store's batches go first, since others may wait for its answers."""
+        """Take all effects. The store's batches go first: others may wait for its answers."""
         effects, self.effects = self.effects, []
         if self.sealed or self.absorbed or self.locates or self.freed:
             if (store := self.store_address) is not None:

@@ -1,4 +1,4 @@
-"""Transitions: what a part of a local scheduler reports to a part above it, which it must not import.
+"""Transitions: reports to a part above, which the sender must not import.
 
 A part appends to ``Tables.transitions``. At the end of a step the machine delivers each, in order, to its one receiver.
 """
@@ -13,7 +13,7 @@ from zfabric.protocol import messages as m
 
 
 class ActorTaskEnded(NamedTuple):
-    """The task that makes an actor has its outcome. ``worker`` ran it, if any did."""
+    """The task that makes an actor has its outcome. ``worker`` ran it, if any."""
 
     task: TaskRecord
     worker: WorkerRecord | None
@@ -22,7 +22,7 @@ class ActorTaskEnded(NamedTuple):
 
 
 class RemakeEnded(NamedTuple):
-    """A replay of an actor's calls for a lost value has ended."""
+    """A replay for a lost value has ended."""
 
     task: TaskRecord
     worker: WorkerRecord | None
@@ -31,7 +31,7 @@ class RemakeEnded(NamedTuple):
 
 
 class RemakeWanted(NamedTuple):
-    """A lost value is pending: a replay of an actor's calls is to make it again."""
+    """A replay is to make a lost value, which is pending."""
 
     record: AnyObject
     reason: str
@@ -46,31 +46,31 @@ class ActorUnwanted(NamedTuple):
 
 
 class ActorUnreferenced(NamedTuple):
-    """The last handle of an actor was dropped."""
+    """An actor's last handle was dropped."""
 
     task: TaskRecord
 
 
 class DetachedActorsChanged(NamedTuple):
-    """A detached actor was created or is dead for good."""
+    """A detached actor was made, or is dead for good."""
 
     job: JobRecord
 
 
 class ActorLifeEnded(NamedTuple):
-    """A life of an actor of this node has ended; calls relayed to it have no outcome."""
+    """A life has ended; calls relayed to it have no outcome."""
 
     actor_id: bytes
 
 
 class ActorReturned(NamedTuple):
-    """Another node reports to this restarted scheduler that the actor lives there."""
+    """After a restart another node reports that the actor lives there."""
 
     actor_id: bytes
 
 
 class GuestTaskEnded(NamedTuple):
-    """An attempt here to make an actor of another home has ended. ``worker`` lives, unless None."""
+    """An attempt to make another home's actor has ended. ``worker`` lives, unless None."""
 
     task: TaskRecord
     worker: WorkerRecord | None
@@ -86,7 +86,7 @@ class GuestDied(NamedTuple):
 
 
 class ActorNameFreed(NamedTuple):
-    """An actor of this node is dead or refused, and its name is free."""
+    """Its actor is dead or refused."""
 
     actor_id: bytes
     namespace: str
@@ -94,25 +94,25 @@ class ActorNameFreed(NamedTuple):
 
 
 class CallerExited(NamedTuple):
-    """A process of this node, which may have called actors elsewhere, has exited."""
+    """A process that may have called actors elsewhere has exited."""
 
     incarnation: bytes
 
 
 class CallerNotified(NamedTuple):
-    """A process was notified that an actor lives on another node, to which its calls are relayed."""
+    """A process was notified of an actor on another node; calls are relayed."""
 
     actor_id: bytes
 
 
 class CallsEndReceived(NamedTuple):
-    """Callers on another node have received the outcomes of calls, or are dead: calls by the worker that has run them."""
+    """Callers have received outcomes, or are dead: calls by the worker that has run them."""
 
     calls: CallsByWorker
 
 
 class StreamMakerEnded(NamedTuple):
-    """The task of a stream has its outcome, or values of a call's stream cannot be read."""
+    """A stream's task has its outcome, or values of a call's stream cannot be read."""
 
     task_id: bytes
     status: int
@@ -120,51 +120,51 @@ class StreamMakerEnded(NamedTuple):
 
 
 class StreamWanted(NamedTuple):
-    """Values of a stream are lost and wanted: its task is to run again."""
+    """A stream's lost values are wanted: its task is to run again."""
 
     stream: StreamRecord
     reason: str
 
 
 class ObjectUnreferenced(NamedTuple):
-    """Nothing in the cluster needs an object that is in ``Tables.watches``."""
+    """Nothing needs an object in ``Tables.watches``."""
 
     object_id: bytes
 
 
 class StreamUnreferenced(NamedTuple):
-    """Nothing needs a stream, or a value of it that does not exist yet."""
+    """Nothing needs a stream, or a value that does not exist yet."""
 
     record: AnyObject
 
 
 class NodeFoundDead(NamedTuple):
-    """A node that others named, and that was never in this node's table, is dead."""
+    """A node that others named, and no table, is dead."""
 
     node: bytes
 
 
 class AgentReady(NamedTuple):
-    """The transfer agent of this node has registered."""
+    """This node's transfer agent has registered."""
 
     process: ProcessRecord
 
 
 class Recovered(NamedTuple):
-    """A restarted scheduler has rebuilt its tables from the reports of its node's processes."""
+    """A restarted scheduler's tables are rebuilt."""
 
     now: float
 
 
 class NodeReady(NamedTuple):
-    """Another node has repeated all that it has of this one's."""
+    """Another node has repeated all that it has."""
 
     now: float
     process: ProcessRecord
 
 
 class NodeGone(NamedTuple):
-    """Another node is dead, and its tasks are queued again."""
+    """A node is dead, and its tasks are queued again."""
 
     node: bytes
 
