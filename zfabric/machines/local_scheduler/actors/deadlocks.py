@@ -1,12 +1,12 @@
 """Circles of tasks and calls that wait for each other: such a circle never ends by itself.
 
 Tasks alone form none: what a task waits for existed, as a row, before it. But a call waits until its actor has ended the call before it,
-which may wait for this one. The scheduler does not prevent circles: it warns the driver once, and ``explain`` shows them. A timeout, a
-cancel, or the end of an actor or of the program breaks a circle.
+which may wait for this one. The driver is warned once, and ``explain`` shows the circle. A timeout, a cancel, or the end of an actor or of
+the program breaks it.
 
 A warning requires that each member needs everything it waits for, has no timeout, and has waited for ``LOOKS`` checks: a shorter wait may
-end by a message under way. ``explain`` shows other circles, too. Actors that run several calls at once do not report their waits; a shared
-process reports only long calls (``HostDelays``); an actor that waits for itself raises in its process (``Mailbox.refused``).
+end by a message under way. Actors that run several calls at once do not report their waits; a shared process reports only long calls
+(``HostDelays``); an actor that waits for itself raises in its process (``Mailbox.refused``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOOKED_AT_MAX = 1000
 """Objects followed to find a circle."""
 
 Wait = tuple[bytes, tuple[bytes, ...]]
-"""A wait: the waiting task or call, and the objects it waits for."""
+"""The waiting task or call, and the objects."""
 
 
 class Deadlocks:
@@ -41,14 +41,14 @@ class Deadlocks:
         self.dispatcher = dispatcher
         self.look_at: float | None = None
         self._found: dict[Wait, int] = {}
-        """Number of checks that have found each wait."""
+        """Checks that found each wait."""
         self.warned: dict[frozenset[Wait], str] = {}
-        """Existing circles, with the text of their warning."""
+        """Existing circles, with their warnings."""
 
     # -- waits --
 
     def on_blocked(self, now: float, source: Address, message: m.Blocked) -> None:
-        """Record the wait of a task or call on a worker's stack."""
+        """Record the wait of a task or call."""
         worker = self.tables.worker_of(source)
         if worker is None:
             return
@@ -59,7 +59,7 @@ class Deadlocks:
         self.look_later(now)
 
     def on_wait_details(self, now: float, source: Address, message: m.WaitDetails) -> None:
-        """Record that a wait is a call's, or for calls."""
+        """Record that it is a call's, or for calls."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
         blocked = next((each for each in worker.blocked_tasks if each.task_id == message.task_id), None) if worker is not None else None
@@ -86,7 +86,7 @@ class Deadlocks:
             self.tables.deadlines.note(WAITS, self.look_at)
 
     def tick(self, now: float) -> None:
-        """Follow each wait once, after it has lasted for ``LOOKS`` checks."""
+        """Follow each wait that has lasted for ``LOOKS`` checks, once."""
         if self.look_at is None or now < self.look_at:
             return
         waits = {(blocked.task_id, blocked.wanted): blocked for blocked in self._blocked_tasks()}
@@ -98,7 +98,6 @@ class Deadlocks:
         self.look_at = now + LOOK_EVERY if any(looks < LOOKS for looks in self._found.values()) else None
 
     def _blocked_tasks(self) -> Iterator[BlockedTask]:
-        """All waits, if there are any actors."""
         workers = self.tables.workers.values()
         if not any(worker.actors for worker in workers):
             return
@@ -131,13 +130,11 @@ class Deadlocks:
     # -- following --
 
     def circle(self, blocked: BlockedTask) -> str:
-        """Description of the circle that a wait is in; empty if none is known."""
+        """The circle of a wait, described; empty if none is known."""
         return self._follow(blocked, False)[1]
 
     def _follow(self, blocked: BlockedTask, lasting: bool) -> tuple[tuple[BlockedTask, ...], str]:
-        """The waits of a circle, beginning with this one, and its description; empty if there is none. ``lasting`` accepts only certain,
-        long waits.
-        """
+        """A circle's waits, this one first, and its description; else empty. ``lasting`` accepts only certain, long waits."""
         start = self._name_of(blocked)
         agenda: list[tuple[tuple[BlockedTask, ...], tuple[str, ...]]] = [((blocked,), (start,))]
         waiting: set[bytes] = set()
@@ -159,7 +156,7 @@ class Deadlocks:
     def _behind(
         self, blocked: BlockedTask, identifier: bytes, seen: set[bytes], lasting: bool
     ) -> Iterator[tuple[BlockedTask, tuple[str, ...]]]:
-        """Waits that a wait for this object depends on, each with the names of the tasks between. ``seen`` limits the search."""
+        """Waits on which a wait for this object depends, each with the names of tasks between."""
         agenda: list[tuple[bytes, tuple[str, ...]]] = [(identifier, ())]
         while agenda and len(seen) < LOOKED_AT_MAX:
             each, between = agenda.pop()
@@ -181,7 +178,7 @@ class Deadlocks:
                 yield waits, between
 
     def _lasts(self, blocked: BlockedTask) -> bool:
-        """Whether a wait is long and, as far as is known, ends only when all its objects exist."""
+        """Whether it is long and, as far as is known, ends only when all its objects exist."""
         if self._found.get((blocked.task_id, blocked.wanted), 0) < LOOKS:
             return False  # It will be followed itself.
         task, worker = self.tables.tasks.get(blocked.task_id), self._worker_of(blocked)
@@ -192,12 +189,11 @@ class Deadlocks:
         return task.worker if task is not None else actor.worker if actor is not None else None
 
     def callee(self, blocked: BlockedTask | None, identifier: bytes) -> bytes:
-        """The actor whose call will make an object; empty if unknown."""
+        """The actor whose call makes an object, or empty."""
         found = blocked.callees.get(identifier, b"") if blocked is not None else b""
         return found or self.tables.promises.actor(identifier)
 
     def _name_of(self, blocked: BlockedTask) -> str:
-        """Name of a waiting task or call, for users."""
         task, actor = self.tables.tasks.get(blocked.task_id), self.tables.actors.get(blocked.actor)
         if task is not None or actor is None:
             return task.name if task is not None else blocked.name

@@ -3,8 +3,8 @@
 An actor *is* the task that makes it: same id, row and lineage. A handle is a ref to that task's value, so handles are counted and travel as
 refs do. When the last handle is dropped, the actor ends after the calls already made; the fabric itself holds a detached actor. When its
 process dies and restarts are left, the task runs again. If the task was delegated, the actor lives on that node, whose record is its
-worker; this node remains its home and decides on its end and its restarts. Calls do not pass through here, except results that concern
-other processes (``call_results``).
+worker; this node still decides on its end and its restarts. Calls do not pass through here, except results that concern other processes
+(``call_results``).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from zfabric.protocol.names import brief
 from zfabric.protocol.wording import size
 
 RETIRE_SECONDS = 30.0
-"""Seconds in which an actor must end once it has no handles, or has called ``exit_actor``."""
+"""Seconds in which an actor must end without handles, or after ``exit_actor``."""
 LAST_HANDLE = "its last handle has gone"
 NODE_DRAINED = "its node was drained"
 EXITED = "it ended itself (exit_actor)"
@@ -56,7 +56,7 @@ DETACHED = b"detached"
 STATE_NAMES = {CREATING: "creating", ALIVE: "alive", DEAD: "dead"}
 
 _CRASHES = frozenset({"WorkerCrashedError", "PoisonedTaskError", "OutOfMemoryError"})
-"""Failures of a task whose workers died; callers receive ``ActorDiedError``."""
+"""Failures by dead workers: callers receive ``ActorDiedError``."""
 
 
 class ActorDirectory:
@@ -94,12 +94,12 @@ class ActorDirectory:
         self._durable_first: set[bytes] = set()
         """Of these, actors that are made only after the commit."""
         self.to_write: list[bytes] = []
-        """Detached actors whose rows are written at the end of this turn."""
+        """Detached actors whose rows are due."""
 
     # -- actors are made --
 
     def submitted(self, task: TaskRecord, job: JobRecord) -> bool:
-        """Make the record of a submitted actor. Return False if it is refused, which is its outcome."""
+        """Record a submitted actor. False if it is refused, which is its outcome."""
         record = self._enter(task, job)
         if record.name:
             holder = self.named.get((record.namespace, record.name))
@@ -124,7 +124,7 @@ class ActorDirectory:
         return True
 
     def refuse_name(self, task: TaskRecord) -> None:
-        """Refuse an actor whose name is taken."""
+        """Refuse an actor: its name is taken."""
         record = self.records[task.id]
         where = f" in namespace {record.namespace!r}" if record.namespace else ""
         text = f"an actor is called {record.name!r}{where} already; get_if_exists=True takes that one"
@@ -149,19 +149,19 @@ class ActorDirectory:
         return record
 
     def _retain_arguments(self, record: ActorRecord) -> None:
-        """Retain the arguments for restarts: ``put`` values have no row."""
+        """Retain arguments for restarts: ``put`` values have no row."""
         if record.task.option("max_restarts", 0) and record.state != DEAD:
             missing = [each for each in dict.fromkeys(named_by(record.task)) if each not in record.arguments and self.tables.find(each)]
             record.arguments.update(missing)
             self.references.pin(missing)
 
     def retain_arguments(self) -> None:
-        """Retain all arguments after a restart of the daemon, once all objects have records."""
+        """Retain all after this daemon's restart, once all objects have records."""
         for record in self.records.values():
             self._retain_arguments(record)
 
     def on_task_ended(self, ended: ActorTaskEnded) -> None:
-        """Accept the outcome of the task that makes an actor: it lives, or never will."""
+        """Accept that an actor lives, or never will."""
         task, worker, status, payload = ended
         record = self.records.get(task.id)
         if record is None or record.state != CREATING:
@@ -193,24 +193,24 @@ class ActorDirectory:
             self.workers.end_once_unneeded(worker, "its actor could not be made")
 
     def end_of_turn(self) -> None:
-        """Write the rows of new detached actors."""
+        """Write rows of new detached actors."""
         if self.to_write:
             actors, self.to_write = tuple(self.to_write), []
             puts, deletes = self.blocks.flush(rows_max=1 << 30)
             self.requests.ask(m.Write, tuple(puts), tuple(deletes), then=self._written, about=actors)
 
     def is_durable(self, actor_id: bytes) -> bool:
-        """Whether a detached actor's row is written."""
+        """Whether its row is written."""
         return actor_id not in self._not_durable
 
     def await_durable(self, actor_id: bytes) -> bool:
-        """Have a detached actor's task wait for its row. Return whether it must."""
+        """Have a detached actor wait for its row. Return whether it must."""
         if actor_id in self._not_durable:
             self._durable_first.add(actor_id)
         return actor_id in self._durable_first
 
     def _written(self, now: float, actor_ids: tuple[bytes, ...], answer: m.Written) -> None:
-        """Let detached actors live whose rows are written, or could not be (a full disk)."""
+        """Let actors live whose rows are written, or could not be (a full disk)."""
         self._not_durable.difference_update(actor_ids)
         awaited = self._durable_first.intersection(actor_ids)
         self._durable_first -= awaited
@@ -235,7 +235,7 @@ class ActorDirectory:
             self.retire(record, LAST_HANDLE)
 
     def on_unwanted(self, unwanted: ActorUnwanted) -> None:
-        """End an actor made in a void attempt: nobody would call it."""
+        """End an actor of a void attempt: nobody would call it."""
         worker, actor_id, attempt = unwanted
         record = self.records.get(actor_id)
         if record is None or record.worker is not worker or record.task.attempt != attempt:
@@ -245,7 +245,7 @@ class ActorDirectory:
                 self.tables.send_to_control(worker, m.RetireActor(actor_id, attempt, True))
 
     def _died(self, record: ActorRecord, failure: bytes) -> None:
-        """Record that an actor is dead for good, and notify its callers."""
+        """Make an actor dead for good, and notify its callers."""
         if self.tables.nodes:
             self.tables.transitions.append(ActorLifeEnded(record.id))
         record.state = DEAD
@@ -274,7 +274,7 @@ class ActorDirectory:
     # -- locations --
 
     def on_find_actors(self, now: float, source: Address, message: m.FindActors) -> None:
-        """Notify a process of the locations of actors, now and on every change."""
+        """Notify a process of locations, now and on every change."""
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
@@ -313,7 +313,7 @@ class ActorDirectory:
                 self.tables.send_to_client(watcher, message)
 
     def process_gone(self, incarnation: bytes) -> None:
-        """Notify actors of a caller's exit, and fail the results that it had promised."""
+        """Notify actors of a caller's exit, and fail what it had promised."""
         if self.tables.nodes:
             self.tables.transitions.append(CallerExited(incarnation))
         # The caller may have called actors of a shared process that have no record.
@@ -340,7 +340,7 @@ class ActorDirectory:
     # -- ends --
 
     def on_unreferenced(self, unreferenced: ActorUnreferenced) -> None:
-        """Accept the drop of the last handle."""
+        """Retire an actor after its last handle."""
         task = unreferenced.task
         record = self.records.get(task.id)
         if record is None:
@@ -352,7 +352,7 @@ class ActorDirectory:
             self.retire(record, LAST_HANDLE)
 
     def retire(self, record: ActorRecord, reason: str, patient: bool = False) -> None:
-        """End an actor cleanly after the calls already made. Unless ``patient``, kill it after ``RETIRE_SECONDS``."""
+        """End an actor cleanly after its calls. Unless ``patient``, kill it after ``RETIRE_SECONDS``."""
         record.killed = reason
         message = m.RetireActor(record.id, record.task.attempt, False)
         if record.worker is not None and record.worker.remote:
@@ -364,7 +364,7 @@ class ActorDirectory:
             self._end_in_time(record)
 
     def drain(self) -> None:
-        """Retire this node's actors, as it is drained."""
+        """Retire this node's actors."""
         for record in self.records.values():
             if record.state == ALIVE and not record.killed:
                 self.retire(record, NODE_DRAINED, patient=True)
@@ -376,7 +376,7 @@ class ActorDirectory:
             self.kill(record, message.no_restart, "zf.kill")
 
     def kill(self, record: ActorRecord, no_restart: bool, by: str) -> None:
-        """End a life at once, and with ``no_restart`` the actor. ``by`` is what the user called."""
+        """End a life, and with ``no_restart`` the actor. ``by`` is what the user called."""
         if record.state == DEAD:
             return
         if no_restart:
@@ -397,7 +397,7 @@ class ActorDirectory:
             self._end_in_time(record)  # Its process exits by itself, unless a method for a clean end does not return.
 
     def on_actor_ended(self, now: float, source: Address, message: m.ActorEnded) -> None:
-        """Accept the end of one actor in a shared process."""
+        """Accept the end of an actor in a shared process."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
         record = self.records.get(message.actor_id)
@@ -419,7 +419,7 @@ class ActorDirectory:
         record.worker = None
 
     def _end(self, record: ActorRecord, reason: str) -> None:
-        """End a life at once: kill its process, or only the actor if it shares its process."""
+        """End a life: kill the process, or only the actor if it is shared."""
         worker = record.worker
         if worker is not None and worker.remote:
             self._stop_elsewhere(worker, record)
@@ -438,7 +438,7 @@ class ActorDirectory:
             self.tables.effects.append(KillProcess(worker.pid, reason))
 
     def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> None:
-        """Restart the actors of a dead process, or record their death."""
+        """Restart the actors of a dead process, or let them die."""
         for actor_id in worker.actors:
             record = self.records.get(actor_id)
             if actor_id in self.tables.guests:
@@ -459,7 +459,7 @@ class ActorDirectory:
         self._lost(record, *how_it_died(worker, died))
 
     def on_life_ended(self, now: float, source: Address, message: m.LifeEnded) -> None:
-        """Accept that an actor's process on another node is dead."""
+        """Accept the death of an actor's process elsewhere."""
         record = self.records.get(message.actor_id)
         if record is None or record.worker is None or record.worker.token != source[1:] or record.task.attempt != message.attempt:
             return
@@ -473,14 +473,14 @@ class ActorDirectory:
         self._lost_elsewhere(record, message.executing, message.cause, message.stderr, facts, drained)
 
     def node_lost(self, node: NodeRecord, actor_ids: Iterable[bytes], cause: str) -> None:
-        """Restart actors that lived on a dead node, or record their death."""
+        """Restart a dead node's actors, or let them die."""
         for actor_id in list(actor_ids):
             record = self.records.get(actor_id)
             if record is not None and record.worker is node:
                 self._lost_elsewhere(record, b"", cause, "", (("node", node.token.hex()),), node.draining)
 
     def returning_lost(self, node: NodeRecord, tasks: Iterable[TaskRecord], cause: str) -> None:
-        """Take actors for dead that another node was to report: they may have lived there."""
+        """Take for dead the actors that another node was to report: they may have lived there."""
         for task in tasks:
             record = self.records.get(task.id)
             if record is not None and record.returning and node.inflight.pop(task.id, None) is not None:
@@ -530,7 +530,7 @@ class ActorDirectory:
             self._died(record, pack_failure("ActorDiedError", text, (*facts, ("restarts", record.restarts))))
 
     def _make_again(self, record: ActorRecord) -> str:
-        """Run the task of an actor again. Return why that is impossible, or an empty string."""
+        """Run its task again. Return why that is impossible, or empty."""
         task = record.task
         self.references.clear(task)
         return self.rebuilding.rebuild(task, "its actor is to be restarted")
@@ -540,14 +540,14 @@ class ActorDirectory:
         return [record for record in self.records.values() if record.id[:JOB_BYTES] == job.id]
 
     def end_unheld(self, job: JobRecord, reason: str) -> None:
-        """End a job's actors without handles, at once."""
+        """End a job's actors without handles."""
         for record in self.of(job):
             if not record.detached and record.task.holders is None and record.task.pins <= 0 and record.state != DEAD:
                 record.killed = reason
                 self._end(record, reason)
 
     def job_ended(self, job: JobRecord) -> None:
-        """Remove all records of a job's actors, and notify callers of other jobs."""
+        """Remove a job's actors, and notify callers of other jobs."""
         for record in self.of(job):
             if record.state != DEAD:
                 text = f"actor {record.class_name} is dead: {record.killed or 'its job has ended'}"
@@ -567,7 +567,7 @@ class ActorDirectory:
                 self.tables.promises.remove(identifier)
 
     def remote_ended(self, job_id: bytes, job: JobRecord | None) -> None:
-        """The same for a job's actors of other homes. ``job`` is its record, if there is one."""
+        """The same for actors of other homes."""
         for identifier in [each for each in self.tables.remote_actors if each[:JOB_BYTES] == job_id]:
             remote = self.tables.remote_actors.pop(identifier)
             text = f"actor {short(identifier)} is dead: its job has ended"
@@ -583,7 +583,7 @@ class ActorDirectory:
     # -- restarts of the daemon, and time --
 
     def adopt(self, task: TaskRecord, worker: WorkerRecord) -> None:
-        """Restore an actor that lived through the daemon's restart."""
+        """Restore an actor that outlived the daemon."""
         record = self.enter_again(task)
         record.state = ALIVE
         self._set_worker(record, worker)
@@ -592,7 +592,7 @@ class ActorDirectory:
         self.dispatcher.host(worker, task)
 
     def enter_again(self, task: TaskRecord) -> ActorRecord:
-        """Restore the record of an actor that an earlier daemon had."""
+        """Restore an earlier daemon's record."""
         record = self._enter(task, task.function.queue.job)
         task.facts().retries = tries_of(task.attempt)
         record.lived_before = record.restarts > 0
@@ -601,7 +601,7 @@ class ActorDirectory:
         return record
 
     def find_lost(self) -> None:
-        """Restart held actors that no process hosts after a restart of the daemon."""
+        """Restart held actors that no process hosts after this daemon's restart."""
         for task in list(self.tables.tasks.values()):
             if task.function.actor is None or task.id in self.records or task.state != DONE:
                 continue
@@ -615,7 +615,7 @@ class ActorDirectory:
                 self._lost(record, "its process ended before the node's daemon was restarted, or meanwhile", "", ())
 
     def may_return(self, task: TaskRecord) -> None:
-        """Await another node's report on an actor before callers are notified."""
+        """Await another node's report before callers are notified."""
         self.records[task.id].returning = True
 
     def return_to(self, node: WorkerRecord, task: TaskRecord, attempt: int) -> None:
@@ -640,12 +640,12 @@ class ActorDirectory:
                 self._notify(record, record.watchers)
 
     def _end_in_time(self, record: ActorRecord) -> None:
-        """End an actor if it takes too long to retire. That time begins with the next ``tick``."""
+        """End a retiring actor in time, from the next ``tick`` on."""
         self.retiring[record] = None
         self.tables.deadlines.note(RETIRING)
 
     def tick(self, now: float) -> None:
-        """End actors that take too long to retire."""
+        """End actors that retire for too long."""
         for record in list(self.retiring):
             if record.retire_at is None:
                 record.retire_at = now + RETIRE_SECONDS
@@ -661,7 +661,7 @@ class ActorDirectory:
 
 
 def how_it_died(worker: WorkerRecord, died: m.ProcessDied) -> tuple[str, str, Facts]:
-    """Why an actor's process has ended, the last lines of its stderr, and facts about it."""
+    """Why its process ended, the last lines of stderr, and facts."""
     how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"
     cause = f"its process ended with {how}"
     if worker.kill_reason == "memory":
@@ -676,6 +676,6 @@ def _is_elsewhere(record: ActorRecord) -> bool:
 
 
 def _as_death(payload: bytes) -> bytes:
-    """The failure of an actor's task as a failure of the actor."""
+    """The task's failure, as the actor's."""
     kind, text, facts = unpack_failure(payload)
     return pack_failure("ActorDiedError" if kind in _CRASHES else kind, text, facts)

@@ -1,12 +1,12 @@
-"""Call logs of actors, on the scheduler's side: passes blocks and checkpoints to the control store and reports commits.
+"""Call logs of actors, on the scheduler's side: blocks and checkpoints go to the control store, and commits are reported.
 
-*One writer.* Only the actor's present process, in its present attempt, may add to its log; other blocks are refused. (For an actor on
-another node, that node passes them on: ``nodes.relayed_logs``.) Blocks that arrive before their process's death is known are written before
-the next life reads the log, since both go through here. So the committed part of a log is always a prefix of the calls that ran.
+*One writer.* Only the actor's present process, in its present attempt, may add to its log; other blocks are refused. (An actor's node
+passes them on: ``nodes.relayed_logs``.) Blocks that arrive before their process's death is known are written before the next life reads the
+log, since both go through here. So the committed part of a log is always a prefix of the calls that ran.
 
 *Pins.* Objects in rows, or in a checkpoint, are pinned on arrival, while the sender still holds them, until the rows are dropped. A
 checkpoint drops the rows before it once its last part is committed; the end of the actor drops everything. Rows that made large values are
-retained with the checkpoint before them as long as these values exist: a replay can make them again (``remakes``).
+retained, with the checkpoint before them, as long as these exist: a replay can make them again (``remakes``).
 
 *Calls that are not logged* (``quiescence``) have checkpoints only. A death loses the effects of calls after the last one; their number is
 read from what the process left, and the driver is notified when the actor lives again.
@@ -35,11 +35,11 @@ from zfabric.protocol.names import brief
 from zfabric.protocol.options import option
 
 PAGE = 500
-"""Rows of the control store per answer to a replay; an answer also ends after a few megabytes."""
+"""Rows per answer to a replay, which also ends after a few megabytes."""
 
 
 class ActorLogs:
-    """The logs of all actors of this home."""
+    """The logs of this home's actors."""
 
     def __init__(self, tables: Tables, requests: PendingRequests, references: References) -> None:
         self.tables = tables
@@ -47,11 +47,11 @@ class ActorLogs:
         self.references = references
         self.logs = self.tables.logs
         self.spare: list[tuple[str, bytes]] = []
-        """Rows of dead actors to delete from the control store."""
+        """Rows of dead actors to delete."""
         self.acknowledged: dict[bytes, int] = {}
-        """Last committed message of each actor, sent at the end of this turn."""
+        """Last committed messages, by actor, sent at the end of this turn."""
         self.recorded: dict[tuple[bytes, bytes, int], int] = {}
-        """The same for actors elsewhere, by node, actor and attempt."""
+        """The same elsewhere, by node, actor and attempt."""
 
     # -- messages of actors --
 
@@ -85,7 +85,7 @@ class ActorLogs:
         self._write(log, Writing(source[1:], message.attempt, message.number, row, whole))
 
     def on_replay_progress(self, now: float, source: Address, message: m.ReplayProgress) -> None:
-        """Record how far a replay has come and, at its end, the callers whose outcomes the actor retains."""
+        """Record a replay's progress and, at its end, callers with retained outcomes."""
         record = self._record(source, message.actor_id)
         worker = worker_of(record) if record is not None else None
         if record is None or worker is None:
@@ -99,26 +99,26 @@ class ActorLogs:
                 self.tables.send_to_control(worker, m.CallerGone(caller))
 
     def on_call_counts(self, now: float, source: Address, message: m.CallCounts) -> None:
-        """Record how many unlogged calls have ended, unless the actor is being made: its last life had more."""
+        """Record how many unlogged calls ended, unless the actor is being made: its last life had more."""
         record = self._record(source, message.actor_id)
         if record is not None and record.worker is not None:
             log = self.logs.setdefault(message.actor_id, ActorLog(message.actor_id))
             log.ended, log.waits_for = message.ended, message.waits_for
 
     def _of(self, source: Address, message: m.LogAppended | m.Checkpoint) -> ActorLog | None:
-        """The log that a message is for, if its sender may write it."""
+        """A message's log, if its sender may write it."""
         if not self.is_of(source, message.actor_id, message.attempt):
             self.tables.counts["refused"] += 1
             return None
         return self.logs.setdefault(message.actor_id, ActorLog(message.actor_id))
 
     def is_of(self, source: Address, actor_id: bytes, attempt: int) -> bool:
-        """Whether a sender is the writer: the actor's process, or that process's node, in this attempt."""
+        """Whether a sender is the writer: the process, or its node, in this attempt."""
         record = self._record(source, actor_id)
         return record is not None and record.task.attempt == attempt
 
     def _record(self, source: Address, actor_id: bytes) -> ActorRecord | None:
-        """The record of an actor, if the sender is its process, or that process's node."""
+        """An actor, if the sender is its process, or the node of that."""
         record = self.tables.actors.get(actor_id)
         process = self.tables.processes.get(source[1:])
         worker = (self.tables.workers.get(process.name) or self.tables.nodes.get(process.name)) if process is not None else None
@@ -159,7 +159,7 @@ class ActorLogs:
         return writing.writer in self.tables.processes and record is not None and record.task.attempt == writing.attempt
 
     def _warn(self, log: ActorLog, text: str) -> None:
-        """Notify the driver, once, that outcomes wait for the disk."""
+        """Warn once that outcomes wait for the disk."""
         record = self.tables.actors.get(log.actor_id)
         if log.trouble or record is None:
             return
@@ -184,7 +184,7 @@ class ActorLogs:
                 self._truncate(log, writing.block)
 
     def _truncate(self, log: ActorLog, checkpoint: LogBlock) -> None:
-        """Drop the log before a complete checkpoint, except blocks that can make existing values again."""
+        """Drop what is before a complete checkpoint, except blocks that can make existing values."""
         spare = [block for block in log.stray if block.last <= checkpoint.last]
         log.stray = [block for block in log.stray if block.last > checkpoint.last]
         if log.checkpoint is None or log.checkpoint.last < checkpoint.last:
@@ -203,12 +203,12 @@ class ActorLogs:
         self._delete(log, spare)
 
     def _lives(self, identifier: bytes) -> bool:
-        """Whether a value may have to be made again, or is being made."""
+        """Whether a value may have to be made again, or is."""
         record = self.tables.find(identifier)
         return record is not None and record.status != FAILED
 
     def _delete(self, log: ActorLog, blocks: list[LogBlock]) -> None:
-        """Delete blocks, except keys that a newer one has: an incomplete checkpoint after the same call."""
+        """Delete blocks, except keys that an incomplete checkpoint after the same call shares."""
         stay = {key for block in self._all(log) if block.parts for key in block.keys(log.actor_id)}
         deletes = tuple(key for block in blocks for key in block.keys(log.actor_id) if key not in stay)
         for block in blocks:
@@ -217,7 +217,7 @@ class ActorLogs:
             self.tables.send(self.tables.control_address, m.Write(0, (), deletes))
 
     def _forget(self, log: ActorLog, writing: Writing) -> None:
-        """Remove a message that was not written: its calls have never happened."""
+        """Remove an unwritten message: its calls have never happened."""
         log.writing.remove(writing)
         block = writing.block
         if block is not None:
@@ -235,7 +235,7 @@ class ActorLogs:
                 self._forget(log, writing)
 
     def record_ended(self, rows: Iterable[Row], early: bool = False) -> None:
-        """Record how many calls dead processes had ended. ``early`` means that actors have no records yet.
+        """Record how many calls dead processes had ended; ``early``: actors have no records yet.
 
         A process that died before its actor lived has run no calls; the earlier number stands.
         """
@@ -248,13 +248,13 @@ class ActorLogs:
                 log.ended, log.exact = ended, True
 
     def lives_on(self, actor_id: bytes) -> None:
-        """Reset the number of an earlier life, whose loss the earlier daemon has reported."""
+        """Reset an earlier life's number: the earlier daemon has reported its loss."""
         log = self.logs.get(actor_id)
         if log is not None:
             log.ended, log.exact = 0, False
 
     def restarted(self, record: ActorRecord) -> None:
-        """Report the calls whose effects a restart from a checkpoint has lost."""
+        """Report calls whose effects a restart has lost."""
         log = self.logs.get(record.id)
         if log is None or not record.lived_before or not is_unlogged(record):
             return
@@ -291,18 +291,18 @@ class ActorLogs:
     # -- reading a log --
 
     def read(self, source: Address, token: int, actor_id: bytes, table: str, after: bytes) -> None:
-        """Read a page of an actor's log or checkpoints, for its process or for a replay. Raises ValueError for others."""
+        """Read a page for an actor's process or for a replay. Raises ValueError for others."""
         may = self._record(source, actor_id) is not None or self._remakes(source, actor_id)
         if table not in (LOG, CHECKPOINT) or not may:
             raise ValueError("the log of an actor is read by the process that is to be the actor")
         self.scan(actor_id, table, after, self._found, (source, token))
 
     def scan(self, actor_id: bytes, table: str, after: bytes, then: Callable[[float, Any, m.Found], None], about: Any) -> None:
-        """Read a page of a log or of checkpoints; ``then`` receives it."""
+        """Read a page, which ``then`` receives."""
         self.requests.ask(m.Scan, table, actor_id, after, PAGE, then=then, about=about)
 
     def _remakes(self, source: Address, actor_id: bytes) -> bool:
-        """Whether a process replays the actor's calls for a lost value."""
+        """Whether it replays the actor's calls for a lost value."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
         return worker is not None and any(
@@ -314,7 +314,7 @@ class ActorLogs:
         self.tables.send(source, m.Answer(token, (message.rows, message.more), ""))
 
     def describe(self, record: ActorRecord) -> dict[str, int | str | None]:
-        """Facts for users: logged calls, last checkpoint, calls after it, progress of a replay, lost calls."""
+        """Logged calls, last checkpoint, calls after it, progress of a replay, lost calls."""
         every, unlogged = record.task.option("checkpoint_every"), is_unlogged(record)
         log = self.logs.get(record.id)
         checkpoint = log.checkpoint.last if log is not None and log.checkpoint is not None else None
@@ -339,7 +339,7 @@ class ActorLogs:
     # -- the end of a log --
 
     def drop(self, actor_id: bytes) -> None:
-        """Drop the log of a dead actor. Its rows are deleted after the row of the actor."""
+        """Drop a dead actor's log. Its rows are deleted after the actor's."""
         log = self.logs.pop(actor_id, None)
         if log is not None:
             blocks = self._all(log)
@@ -348,21 +348,21 @@ class ActorLogs:
             self.spare += [key for block in blocks for key in block.keys(actor_id)]
 
     def _all(self, log: ActorLog) -> list[LogBlock]:
-        """All blocks of an actor, written or under way. Incomplete checkpoints pin nothing."""
+        """All written or under way. Incomplete checkpoints pin nothing."""
         coming = {block.last: block for writing in log.writing if (block := writing.block) is not None and block.parts}
         stray = [coming.get(block.last, block) for block in log.stray]
         checkpoint = [log.checkpoint] if log.checkpoint is not None else []
         return [*log.blocks, *checkpoint, *stray, *(block for past in log.past for block in past.all())]
 
     def job_ended(self, job_id: bytes) -> list[tuple[str, bytes]]:
-        """Remove the logs of a job's actors; return the rows to delete."""
+        """Remove a job's logs; return the rows to delete."""
         ended = [actor_id for actor_id in self.logs if actor_id[:JOB_BYTES] == job_id]
         return [key for actor_id in ended for block in self._all(self.logs.pop(actor_id)) for key in block.keys(actor_id)]
 
     # -- after a restart of the daemon --
 
     def adopt(self, table: str, rows: tuple[Row, ...]) -> None:
-        """Restore logs from rows of the control store, in order. ``recover`` pins their refs."""
+        """Restore logs from rows, in order. ``recover`` pins their refs."""
         for key, value in rows:
             actor_id, last = key[:TASK_BYTES], int.from_bytes(key[TASK_BYTES : TASK_BYTES + 8], "big")
             log = self.logs.setdefault(actor_id, ActorLog(actor_id))
@@ -390,14 +390,14 @@ class ActorLogs:
             yield from (block.refs for block in self._all(log))
 
     def recover(self) -> None:
-        """Pin the refs of all blocks, once all objects have records."""
+        """Pin the refs of all blocks; all objects have records."""
         for log in self.logs.values():
             self._find_past(log)
         for refs in self.references_of():
             self.references.pin(refs)
 
     def _find_past(self, log: ActorLog) -> None:
-        """Move blocks from before the last checkpoint to the checkpoint that they follow."""
+        """Move blocks to the checkpoint that they follow."""
         while log.checkpoint is not None and log.blocks and log.blocks[0].last <= log.checkpoint.last:
             block = log.blocks.popleft()
             before = [past for past in log.past if past.base is None or past.base.last < block.last]
@@ -407,7 +407,7 @@ class ActorLogs:
             before[-1].blocks.append(block)
 
     def drop_lost(self) -> None:
-        """Drop the logs of actors that are dead or unknown."""
+        """Drop logs of dead or unknown actors."""
         for actor_id in list(self.logs):
             record = self.tables.actors.get(actor_id)
             if record is None or record.state == DEAD:
@@ -425,5 +425,5 @@ class ActorLogs:
                     self._ask(log, writing)
 
     def next_deadline(self) -> float | None:
-        """When the next failed write is repeated."""
+        """When a failed write is repeated."""
         return min((log.retry_at for log in self.logs.values() if log.retry_at is not None), default=None)

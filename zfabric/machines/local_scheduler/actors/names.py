@@ -1,9 +1,8 @@
 """Names of actors in a cluster: the head gives each name to one actor.
 
 A new named actor waits until the head has answered its claim (``ClaimName``). The home has the record of the name; the head has, in memory,
-only the ids of the actor and its home. After a restart of either daemon the home repeats its claims: before ``Ready`` those of actors that
-have their names, after it the unanswered ones, which a restarted head answers once all nodes have registered. In a cluster of one nobody is
-asked.
+only the actor and its home. After a restart of either daemon the home repeats its claims: before ``Ready`` those of actors that have their
+names, after it the unanswered ones, which a restarted head answers once all nodes have registered. In a cluster of one nobody is asked.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from zfabric.protocol.ids import LOCAL_SCHEDULER, Address
 
 
 class _Holder(NamedTuple):
-    """Who has a name: an actor, its home, and the home's daemon that claimed it."""
+    """Who has a name; the home's daemon claimed it."""
 
     actor_id: bytes
     home: bytes
@@ -28,7 +27,7 @@ class _Holder(NamedTuple):
 
 
 class ActorNames:
-    """Claims names for this home's actors; on the head, decides all claims."""
+    """Claims names; on the head, decides all claims."""
 
     def __init__(self, tables: Tables, actors: ActorDirectory, outcomes: Outcomes, node: bytes) -> None:
         self.tables = tables
@@ -36,17 +35,17 @@ class ActorNames:
         self.outcomes = outcomes
         self.node = node
         self._holders: dict[tuple[str, str], _Holder] = {}
-        """On the head: holders of names, without its own actors (``ActorDirectory.named``)."""
+        """On the head: holders elsewhere (its own: ``ActorDirectory.named``)."""
         self._waiting: dict[bytes, TaskRecord] = {}
         self._own_claims: list[m.ClaimName] = []
-        """On a restarted head: its own new claims, until all nodes have registered."""
+        """On a restarted head: its own claims, until all nodes have registered."""
         self.held: list[tuple[Address, m.Query]] = []
         """Queries for names that such actors wait for."""
 
     # -- at an actor's home --
 
     def claim(self, task: TaskRecord) -> bool:
-        """Claim the name of a new actor. Return whether the actor must wait."""
+        """Claim an actor's name. Return whether it must wait."""
         record = self.tables.actors.get(task.id)
         if record is None or not record.name or not self.tables.nodes:
             return False
@@ -61,7 +60,7 @@ class ActorNames:
         return True
 
     def on_name_claimed(self, now: float, source: Address, message: m.NameClaimed) -> None:
-        """Make or refuse an actor, as the head has decided."""
+        """Make or refuse an actor, as decided."""
         if source[1:] != self.tables.head:
             self.tables.counts["refused"] += 1
             return
@@ -74,25 +73,25 @@ class ActorNames:
         self.outcomes.resolved(task)
 
     def on_freed(self, freed: ActorNameFreed) -> None:
-        """Notify the head that a name is free."""
+        """Report a free name to the head."""
         self._waiting.pop(freed.actor_id, None)
         if self.tables.nodes:
             self.tables.send_to_node(self.tables.head, m.FreeName(*freed))
 
     def on_returned(self, returned: ActorReturned) -> None:
-        """Claim the name of an actor that returned after this node had repeated its claims."""
+        """Claim the name of an actor that returned after the claims were repeated."""
         record = self.tables.actors.get(returned.actor_id)
         if record is not None and record.name and self.tables.head in self.tables.nodes:
             self.tables.send_to_node(self.tables.head, m.ClaimName(record.id, record.namespace, record.name))
 
     def repeat(self, node: bytes, answered: bool) -> None:
-        """Repeat claims to the head after a restart: the ``answered`` ones, or all others."""
+        """Repeat to the head the ``answered`` claims, or all others."""
         for record in self.actors.named.values() if node == self.tables.head else ():
             if (record.id not in self._waiting) == answered:
                 self.tables.send_to_node(node, m.ClaimName(record.id, record.namespace, record.name))
 
     def holds_back(self, source: Address, message: m.Query) -> bool:
-        """Retain a query for a name that an actor here waits for. Return whether it is retained."""
+        """Retain a query for a name that an actor waits for. Return whether it is retained."""
         if message.what == "actor" and self.tables.unsettled is not None:  # An actor of this home may live on another node.
             self.held.append((source, message))
             return True
@@ -114,7 +113,7 @@ class ActorNames:
 
     @property
     def is_due(self) -> bool:
-        """Whether own claims can be answered: all nodes have registered with their names."""
+        """Whether own claims can be answered: all nodes have registered."""
         return bool(self._own_claims) and self.tables.unsettled is None
 
     def answer_own(self) -> None:
@@ -124,7 +123,7 @@ class ActorNames:
             self.on_claim_name(0.0, LOCAL_SCHEDULER + self.node, claim)
 
     def on_claim_name(self, now: float, source: Address, message: m.ClaimName) -> None:
-        """Give a name to the first actor that claims it."""
+        """Give a name to its first claimant."""
         home = source[1:]
         node = self.tables.nodes.get(home)
         if self.node != self.tables.head or (node is None and home != self.node):
@@ -143,7 +142,7 @@ class ActorNames:
         self.tables.send_to_node(home, m.NameClaimed(message.actor_id, has))
 
     def _is_stale(self, holder: _Holder) -> bool:
-        """Whether the holder's home has a newer daemon, which has not repeated the claim."""
+        """Whether its home has a newer daemon, which has not repeated the claim."""
         node = self.tables.nodes.get(holder.home)
         return node is None or (node.daemon != holder.daemon and node.is_ready)
 
@@ -154,5 +153,5 @@ class ActorNames:
             del self._holders[message.namespace, message.name]
 
     def node_died(self, node: bytes) -> None:
-        """Free the names of a dead home's actors."""
+        """Free the names of a dead home."""
         self._holders = {key: holder for key, holder in self._holders.items() if holder.home != node}

@@ -1,8 +1,7 @@
 """Lost results of logged calls: a replay makes them again.
 
-An actor's result was made by a history: a checkpoint and the calls after it. If a large result is lost, the calls from that checkpoint to
-the one that made it run again, in a process beside the actor (paper, sections 3.2 and 4.2.3). The replay is a task of the actor's class
-that makes no actor.
+An actor's result was made by a checkpoint and the calls after it. These run again, up to the one that made the result, in a process beside
+the actor (paper, sections 3.2 and 4.2.3). The replay is a task of the actor's class that makes no actor.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from zfabric.protocol.messages import ERROR, FAILED, Row
 from zfabric.protocol.options import HERE
 
 RETRIES = 3
-"""Replays after the first, if their process dies."""
+"""Replays after the first, if processes die."""
 
 
 class Remakes:
@@ -41,7 +40,7 @@ class Remakes:
         self._begun = 0
 
     def on_wanted(self, wanted: RemakeWanted) -> None:
-        """Start a replay for a lost value, unless one is under way."""
+        """Start a replay, unless one is under way."""
         identifier = wanted.record.object_id
         found = self.tables.maker_of(identifier)
         if found is None:  # The log was dropped in the same step.
@@ -75,7 +74,7 @@ class Remakes:
             self.admission.resolve(task)
 
     def on_ended(self, ended: RemakeEnded) -> None:
-        """Accept the end of a replay, whose value was reported before."""
+        """Accept the end of a replay; its value came before."""
         task, worker, status, payload = ended
         identifier = self._wanted.pop(task.id, None)
         if identifier is None:
@@ -94,6 +93,6 @@ class Remakes:
             self.outcomes.settle_value(record, FAILED, pack_failure("ObjectLostError", text, facts))
 
     def job_ended(self, job_id: bytes) -> None:
-        """Drop the replays of an ended job."""
+        """Drop a job's replays."""
         for task_id in [task_id for task_id in self._wanted if task_id[:JOB_BYTES] == job_id]:
             del self._wanted[task_id]

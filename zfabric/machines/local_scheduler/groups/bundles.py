@@ -1,7 +1,7 @@
 """The bundles of this node: reserved for a home, used by tasks, freed.
 
 A bundle is taken from the node's resources at once, though tasks may use them: the free amount is then negative, no task begins, and the
-bundle is reserved when the running tasks have ended. So bundles wait for tasks and never for each other.
+bundle is reserved when running tasks have ended. So bundles wait for tasks and never for each other.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Bundles:
         self.dispatcher = dispatcher
         self.actors = actors
         self._waiting: list[list[Bundle]] = []
-        """Bundles of one request each that wait for tasks to end."""
+        """Bundles of one request each that wait for tasks."""
         self.watchers: dict[bytes, dict[str, int]] = {}
-        """Homes to notify when there is more room than this, which there was at the end of the last turn."""
+        """Homes to notify when there is more room than this, of the last turn's end."""
 
     # -- room --
 
@@ -60,7 +60,7 @@ class Bundles:
     # -- reserving --
 
     def on_prepare_bundles(self, now: float, source: Address, message: m.PrepareBundles) -> None:
-        """Take bundles from this node's resources; they are reserved once no task uses those."""
+        """Take bundles, reserved once no task uses them."""
         home = self.tables.sender_of(source)
         if home is None:
             self.tables.counts["refused"] += 1
@@ -92,20 +92,20 @@ class Bundles:
         self.tables.counts["bundles"] += 1
 
     def on_commit_bundles(self, now: float, source: Address, message: m.CommitBundles) -> None:
-        """Let tasks run in the bundles of a whole group."""
+        """Let tasks run in a whole group."""
         home = self.tables.sender_of(source)
         for bundle in self.tables.bundles.get(message.group, {}).values():
             bundle.committed |= bundle.home == home and bundle.durable
         self.tables.group_changed(message.group)
 
     def on_hold_bundles(self, now: float, source: Address, message: m.HoldBundles) -> None:
-        """Accept a home's list of its bundles after a restart of a daemon."""
+        """Accept a home's list after a restart."""
         home = self.tables.sender_of(source)
         if home is not None:
             self.hold(home, message.rows)
 
     def hold(self, home: bytes, rows: m.Rows) -> None:
-        """Retain these bundles of a home, and free its others."""
+        """Retain a home's bundles of the list, and free the others."""
         wanted = {(group, index): committed for group, index, committed in rows}
         for group, bundles in list(self.tables.bundles.items()):
             own = [bundle for bundle in bundles.values() if bundle.home == home]
@@ -122,13 +122,13 @@ class Bundles:
         self._free([bundle for bundle in named if bundle.home == home], message.reason)
 
     def node_died(self, node: bytes) -> None:
-        """Free the bundles of a dead home."""
+        """Free a dead home's bundles."""
         self.watchers.pop(node, None)
         for bundles in list(self.tables.bundles.values()):
             self._free([bundle for bundle in bundles.values() if bundle.home == node], "the node that had made it is dead")
 
     def job_ended(self, job: bytes) -> None:
-        """Free the bundles of an ended job, without detached ones."""
+        """Free a job's bundles, without detached ones."""
         for group, bundles in list(self.tables.bundles.items()):
             if group[:JOB_BYTES] == job:
                 self._free([bundle for bundle in bundles.values() if not bundle.detached], "its job has ended")
@@ -136,7 +136,7 @@ class Bundles:
     # -- freeing --
 
     def _free(self, bundles: Iterable[Bundle], reason: str) -> None:
-        """End what runs in these bundles. The node has their resources again once the processes are proved dead."""
+        """End what runs in these. Their resources return once the processes are proved dead."""
         ending = [bundle for bundle in bundles if not bundle.ending]
         for bundle in ending:
             bundle.ending = True
@@ -161,7 +161,7 @@ class Bundles:
         self.workers.end(worker, reason)
 
     def end_of_turn(self) -> None:
-        """Reserve waiting bundles with free resources, return the resources of unused ones, and report room."""
+        """Reserve what can be, return unused resources, and report room."""
         for bundles in list(self.tables.bundles.values()):
             for bundle in [each for each in bundles.values() if each.ending and (each.pool is None or each.pool.idle)]:
                 self._give_back(bundle)
@@ -176,7 +176,7 @@ class Bundles:
                 self.watchers[home] = capacity  # What a home reserves comes back later, and then counts as more room.
 
     def _reserve(self, bundles: list[Bundle]) -> bool:
-        """Reserve bundles if no task uses their resources. Return whether they wait no longer."""
+        """Reserve bundles that no task uses. Return whether they wait no longer."""
         if any(bundle.ending for bundle in bundles):
             return True
         pool = self.tables.pool
@@ -199,7 +199,7 @@ class Bundles:
         return True
 
     def _durable(self, now: float, bundles: list[Bundle], answer: m.Written) -> None:
-        """Report bundles as reserved once their rows are written; refuse them if the disk is full."""
+        """Report written bundles as reserved; refuse them if the disk is full."""
         if any(bundle.ending for bundle in bundles):
             return
         first = bundles[0]
@@ -221,7 +221,7 @@ class Bundles:
             del self.tables.bundles[bundle.group]
 
     def restore(self, rows: m.Rows) -> None:
-        """Reserve the bundles of these rows after a restart, before their tasks resume."""
+        """Reserve again after a restart, before tasks resume."""
         for key, value in rows:
             facts = unpack_row(value)
             group, index = key[:TASK_BYTES], int.from_bytes(key[TASK_BYTES:], "big")

@@ -1,9 +1,9 @@
 """Placement groups at their home: reserved, reserved again after the death of a node, removed.
 
 The home is the node of the job's driver. It asks all nodes for their room (``AskRoom``), chooses a node for each bundle (``planning``), and
-has these nodes prepare their bundles (``PrepareBundles``), one after the other in the order of their numbers: of two groups that need the
-same nodes, one comes first everywhere. If a node refuses, all bundles are freed and the group is planned anew. Once all are prepared, the
-group's row is written, and the bundles are committed (``CommitBundles``).
+has these nodes prepare their bundles (``PrepareBundles``), in the order of their numbers: of two groups that need the same nodes, one comes
+first everywhere. If a node refuses, all bundles are freed and the group is planned anew. Once all are prepared, the group's row is written,
+and the bundles are committed (``CommitBundles``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from zfabric.protocol.messages import CREATED, REMOVED, RESCHEDULING
 from zfabric.protocol.options import Demand, Strategy, accepts
 
 SURVEY_SECONDS = 1.0
-"""Seconds in which a node must report its room; a group is planned without the others."""
+"""Seconds in which nodes report room; others are left out."""
 
 
 class Groups:
@@ -36,19 +36,19 @@ class Groups:
         self.requests = requests
         self.bundles = bundles
         self._survey = 0
-        """Number of the last survey of room."""
+        """Number of the last survey."""
         self._asked_at = 0.0
         self._expected: set[bytes] = set()
-        """Nodes that have not answered the last survey."""
+        """Nodes that have not answered it."""
         self._until: float | None = None
         """When the survey ends without them."""
         self._unmet: dict[bytes, float] = {}
-        """Groups that no node can hold, and when their drivers are warned."""
+        """Groups that no node can hold, and when to warn."""
         self._surveyed: set[bytes] = set()
         self._rooms: dict[bytes, tuple[dict[str, int], dict[str, int]]] = {}
         """Answers by node: what is free, and what would be without tasks."""
         self._stale = True
-        """Whether there may be more room than in the answers."""
+        """Whether there may be more room by now."""
 
     # -- requests of clients --
 
@@ -144,14 +144,14 @@ class Groups:
                 self.tables.send_to_peer(node, m.AskRoom(self._survey))
 
     def on_room(self, now: float, source: Address, message: m.NodeRoom) -> None:
-        """Accept a node's answer to the survey."""
+        """Accept a node's answer."""
         node = self.tables.sender_of(source)
         if node in self._expected and message.survey == self._survey:
             self._rooms[node] = dict(message.free), dict(message.capacity)
             self._no_longer_expected(node)
 
     def on_room_grew(self, now: float, source: Address, message: m.RoomGrew) -> None:
-        """Note that a node has more room."""
+        """Note that there is more room."""
         self._stale = True
 
     def _no_longer_expected(self, node: bytes) -> None:
@@ -161,7 +161,7 @@ class Groups:
             self._plan()
 
     def tick(self, now: float) -> None:
-        """Plan without the nodes that do not answer, and warn drivers."""
+        """Plan without nodes that do not answer, and warn drivers."""
         if self._until is not None and now >= self._until:
             self._surveyed -= self._expected  # They are asked again.
             self._expected.clear()
@@ -173,14 +173,14 @@ class Groups:
                 self._warn(now, self.tables.groups[group])
 
     def next_deadline(self) -> float | None:
-        """When nodes are waited for no longer, or a driver is to be warned."""
+        """When to do so next."""
         dues = [*self._unmet.values(), *(() if self._until is None else (self._until,))]
         return min(dues, default=None)
 
     # -- reserving --
 
     def _plan(self) -> None:
-        """Choose nodes for all waiting groups, oldest first, and begin to reserve."""
+        """Plan waiting groups, oldest first, and begin to reserve."""
         order = sorted(self._rooms, key=self.tables.number_of)
         free = {node: self._rooms[node][0] for node in order}
         capacity = {node: self._rooms[node][1] for node in order}
@@ -207,7 +207,7 @@ class Groups:
             self._go_on(record)
 
     def _marked(self, record: GroupRecord, nodes: list[bytes]) -> tuple[dict[int, Demand], dict[bytes, dict[str, int]]]:
-        """Return the bundles without a place, and marks that nodes have.
+        """Bundles without a place, and marks of nodes.
 
         A label selector is planned as a resource: nodes with the labels have any amount, and the bundle takes one.
         """
@@ -227,7 +227,7 @@ class Groups:
         return self.tables.labels if node == self.tables.node else self.tables.nodes[node].labels if node in self.tables.nodes else {}
 
     def _beyond_all_nodes(self, record: GroupRecord) -> Demand:
-        """A demand of one bundle, or of a whole STRICT_PACK group, that no node can meet; else empty."""
+        """A demand of a bundle, or of a whole STRICT_PACK group, that no node can meet; else empty."""
         demands = [total_of(record.bundles)] if record.policy == STRICT_PACK else record.bundles
         totals = [self.tables.pool.total, *(node.resources for node in self.tables.nodes.values())]
         return next((demand for demand in demands if not any(covers(total, demand) for total in totals)), ())
@@ -249,7 +249,7 @@ class Groups:
             self.tables.send_to_client(driver, m.Notice("warning", text))
 
     def _go_on(self, record: GroupRecord) -> None:
-        """Have the next node prepare its bundles; after the last one, the group is whole."""
+        """Have the next node prepare; after the last, the group is whole."""
         if record.steps:
             node = record.steps[-1]
             rows = tuple((index, record.bundles[index]) for index in _by_node(record.target)[node])
@@ -281,7 +281,7 @@ class Groups:
         self._stale = True
 
     def _committed(self, now: float, group: bytes, answer: m.Written) -> None:
-        """Commit the bundles of a whole group, whose row is written or could not be (a full disk)."""
+        """Commit a whole group, whose row is written or could not be (a full disk)."""
         record = self.tables.groups.get(group)
         if record is not None and record.state == CREATED:
             for node in sorted(set(record.places), key=self.tables.number_of):
@@ -291,7 +291,7 @@ class Groups:
     # -- changes --
 
     def node_drained(self, node: bytes) -> None:
-        """Reserve a drained node's bundles elsewhere; what runs in them ends first."""
+        """Reserve a drained node's bundles elsewhere; what runs there ends first."""
         for record in self.tables.groups.values():
             record.leaving |= {(index, node) for index, place in enumerate(record.places) if place == node}
             self._leave(record, node)
@@ -316,7 +316,7 @@ class Groups:
             self._no_longer_expected(node)
 
     def job_ended(self, job: bytes) -> None:
-        """Remove the groups of an ended job, without detached ones."""
+        """Remove a job's groups, without detached ones."""
         ended = [record for record in self.tables.groups.values() if record.id[:JOB_BYTES] == job and not record.detached]
         for record in ended:
             self._remove(record, "its job has ended")
@@ -333,7 +333,7 @@ class Groups:
         self._notify(record, reason)
 
     def on_watch_group(self, now: float, source: Address, message: m.WatchGroup) -> None:
-        """Report a group's state to a node with tasks for it, now and on every change."""
+        """Report a group to a node with tasks for it, now and on every change."""
         node, record = self.tables.sender_of(source), self.tables.groups.get(message.group)
         if node is None:
             return
@@ -354,7 +354,7 @@ class Groups:
     # -- restarts of the daemon --
 
     def restore(self, rows: m.Rows) -> None:
-        """Restore groups from rows, and bundles of this node. Groups that were not whole are planned anew."""
+        """Restore groups and bundles. Groups that were not whole are planned anew."""
         self.bundles.restore(tuple(row for row in rows if len(row[0]) > TASK_BYTES))
         for identifier, value in [row for row in rows if len(row[0]) == TASK_BYTES]:
             facts: Mapping[str, Any] = unpack_row(value)
@@ -373,7 +373,7 @@ class Groups:
         self.bundles.hold(self.tables.node, self._held_by(self.tables.node))
 
     def repeat(self, node: bytes) -> None:
-        """Report the needed bundles to a node after a restart of either daemon, and repeat the open request."""
+        """Repeat needed bundles and the open request to a node."""
         self.tables.send_to_peer(node, m.HoldBundles(self._held_by(node)))
         for record in self.tables.groups.values():
             if record.steps and record.steps[-1] == node:
@@ -381,7 +381,7 @@ class Groups:
         self._stale = True
 
     def _held_by(self, node: bytes) -> m.Rows:
-        """Bundles of this home at a node: placed, being reserved, or leaving."""
+        """Bundles placed, being reserved, or leaving there."""
         rows = []
         for record in self.tables.groups.values():
             asked = {} if node in record.steps[:-1] else record.target

@@ -46,7 +46,7 @@ def total_of(bundles: Collection[Demand]) -> Demand:
 
 
 def _largest_first(bundles: Mapping[int, Demand], rooms: Mapping[bytes, Amounts]) -> list[int]:
-    """Indexes of the bundles, by the largest share of a resource that each takes."""
+    """Bundles by the largest share of a resource that each takes."""
     most = {name: max((room.get(name, 0) for room in rooms.values()), default=0) for bundle in bundles.values() for name, _ in bundle}
     share = {index: max((amount / max(1, most[name]) for name, amount in bundle), default=0.0) for index, bundle in bundles.items()}
     return sorted(bundles, key=lambda index: (-share[index], index))
@@ -68,7 +68,7 @@ def _on_one(bundles: Mapping[int, Demand], rooms: Mapping[bytes, Amounts]) -> Pl
 
 
 def _on_few(largest: list[int], bundles: Mapping[int, Demand], rooms: Mapping[bytes, Amounts], taken: Collection[bytes]) -> Plan | None:
-    """Fill the node that takes most bundles, then the next; nodes of the group come first."""
+    """Fill the node that takes most bundles, then the next; the group's nodes come first."""
     found: Plan = {}
     while rest := [index for index in largest if index not in found]:
         best: tuple[int, list[int], bytes] = (0, [], b"")
@@ -95,7 +95,7 @@ def _filled(indexes: list[int], bundles: Mapping[int, Demand], room: Amounts) ->
 
 
 def _apart(largest: list[int], bundles: Mapping[int, Demand], rooms: Mapping[bytes, Amounts], taken: Collection[bytes]) -> Plan | None:
-    """Give each bundle to the node with the fewest of the group's, then to the one with most left."""
+    """Give bundles to the node with the fewest of the group, then with most left."""
     left = dict(rooms)
     count = Counter(taken)
     found: Plan = {}
@@ -111,7 +111,7 @@ def _apart(largest: list[int], bundles: Mapping[int, Demand], rooms: Mapping[byt
 
 
 def _one_each(largest: list[int], bundles: Mapping[int, Demand], rooms: Mapping[bytes, Amounts]) -> Plan | None:
-    """Match bundles and nodes one to one; a bundle may take a node whose bundle finds another."""
+    """Match one to one; a bundle may take a node whose bundle finds another."""
     owner: dict[bytes, int] = {}
 
     def place(index: int, tried: set[bytes]) -> bool:
@@ -129,7 +129,7 @@ def _one_each(largest: list[int], bundles: Mapping[int, Demand], rooms: Mapping[
 
 
 def _search(largest: list[int], bundles: Mapping[int, Demand], rooms: Mapping[bytes, Amounts]) -> Plan | None:
-    """Search for any plan, for a limited number of steps. Nodes with equal room are tried once."""
+    """Any plan, within a limit. Nodes with equal room are tried once."""
     left = {node: dict(room) for node, room in rooms.items()}
     options: list[list[bytes]] = []
     found: Plan = {}

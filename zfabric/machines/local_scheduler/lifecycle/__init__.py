@@ -1,1 +1,1 @@
-"""Processes and jobs: how they begin and end, and how a scheduler recovers after a restart."""
+"""Processes and jobs: begin, end, and recovery."""

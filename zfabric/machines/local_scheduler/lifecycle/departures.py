@@ -1,4 +1,4 @@
-"""What follows from the exit of a process: its holds are released, and its driver inherits its tasks."""
+"""What follows from the exit of a process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Departures:
         self.actors = actors
 
     def release(self, process: ProcessRecord) -> None:
-        """Release everything of a process that has exited or is done."""
+        """Release all of a process that is gone."""
         self.tables.processes.pop(process.incarnation, None)
         self.tables.touched.pop(process, None)
         self.direct.driver_gone(process)
@@ -33,7 +33,7 @@ class Departures:
     def pass_on(self, gone: bytes, driver: ProcessRecord) -> None:
         """Have the driver inherit a dead worker's tasks, to repeat them to a restarted scheduler.
 
-        Tasks that are being stopped are excluded: the driver would have them run again.
+        Not those being stopped: the driver would have them run again.
         """
         orphans = [task for task in self.tables.tasks.values() if task.submitter == gone and task.state != DONE]
         orphans = [task for task in orphans if task.function.queue.job is driver.job]

@@ -4,8 +4,8 @@ The rest of the job ends with its driver: tasks that no other process waits for,
 says that it runs, so that a restarted scheduler finds the driver dead and does the same. Rows of detached actors are in the control store
 from before anybody is notified that they live, until they are dead for good; those without a process are restarted from them.
 
-The home of most detached actors is the head (``nodes/detached_creation.py``). Other nodes with detached actors report that to the home of
-the job (``JobLives``). If the home of the job dies, the head takes the job over if it has detached actors itself (``Jobs.pass_on``).
+The home of most is the head (``nodes/detached_creation.py``). Other nodes report theirs to the home of the job (``JobLives``). If that
+dies, the head takes the job over if it has detached actors of it (``Jobs.pass_on``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zfabric.protocol.messages import DEAD
 
 
 class DetachedActors:
-    """Jobs that go on for their detached actors."""
+    """Jobs that go on for detached actors."""
 
     def __init__(self, tables: Tables, stopping: Stopping, departures: Departures, actors: ActorDirectory) -> None:
         self.tables = tables
@@ -30,23 +30,23 @@ class DetachedActors:
         self.departures = departures
         self.actors = actors
         self.over: dict[JobRecord, None] = {}
-        """Jobs without a driver whose detached actors have changed in this turn."""
+        """Jobs without a driver whose detached actors have changed."""
         self.changed: dict[JobRecord, None] = {}
-        """The same for jobs of other homes."""
+        """The same for other homes."""
         self._reported: set[bytes] = set()
-        """Jobs of other homes that go on, as last reported to their homes."""
+        """Jobs of other homes that go on, as last reported."""
         self._passed: set[bytes] = set()
-        """Jobs whose home has died: the head is asked whether they go on."""
+        """Jobs of dead homes: the head is asked whether they go on."""
         self._elsewhere: dict[bytes, set[bytes]] = {}
-        """Jobs of this node that go on for actors of other nodes, by node."""
+        """Jobs here that go on for actors of other nodes, by node."""
 
     def is_unknown(self) -> bool:
-        """Whether some node has yet to repeat its ``JobLives``."""
+        """Whether a node has yet to repeat ``JobLives``."""
         nodes = self.tables.nodes.values()
         return self.tables.unsettled is not None or any(node.daemon and not node.is_ready for node in nodes)
 
     def driver_gone(self, job: JobRecord, driver: ProcessRecord | None, now: float) -> bool:
-        """Release everything of a job but its detached actors. Return False if it has none."""
+        """Release all of a job but detached actors. Return False without any."""
         if not self._lives_on(job):
             return False
         if driver is None:  # It was gone before this daemon began.
@@ -64,14 +64,14 @@ class DetachedActors:
         return True
 
     def on_changed(self, changed: DetachedActorsChanged) -> None:
-        """Note the job of a detached actor that was created or has died."""
+        """Note the job of a new or dead detached actor."""
         if changed.job.home:
             self.changed[changed.job] = None
         elif changed.job.driver is None:
             self.over[changed.job] = None
 
     def take_over(self) -> list[JobRecord]:
-        """Take the jobs that have neither a driver nor a living detached actor."""
+        """Take jobs with neither driver nor living detached actor."""
         if not self.over or self.is_unknown():
             return []
         over, self.over = self.over, {}
@@ -81,11 +81,11 @@ class DetachedActors:
         return self.lives_here(job) or any(job.id in jobs for jobs in self._elsewhere.values())
 
     def lives_at(self, node: bytes, job: JobRecord) -> bool:
-        """Whether a job goes on for detached actors of another node."""
+        """Whether a job goes on for another node's actors."""
         return job.id in self._elsewhere.get(node, ())
 
     def lives_here(self, job: JobRecord) -> bool:
-        """Whether a job goes on for detached actors of this node, or for some that other nodes may yet report."""
+        """Whether it goes on for actors here, or for some that nodes may yet report."""
         records = self.tables.actors
         if any(each.detached and each.state != DEAD and not each.killed and _in(each.id, job) for each in records.values()):
             return True
@@ -95,7 +95,7 @@ class DetachedActors:
     # -- other nodes --
 
     def end_of_turn(self) -> None:
-        """Report changes to the homes of jobs, before the outcomes of the tasks that made the actors."""
+        """Report changes to homes, before the outcomes of the tasks that made the actors."""
         for job in self.changed:
             lives = not job.ended and self.lives_here(job)
             if lives != (job.id in self._reported):
@@ -104,13 +104,13 @@ class DetachedActors:
         self.changed.clear()
 
     def repeat(self, node: bytes) -> None:
-        """Repeat the reports to a node after a restart of its daemon or of this one."""
+        """Repeat reports after a restart of either daemon."""
         for job in self.tables.jobs.values():
             if job.home == node and not job.ended and (self.lives_here(job) or job.id in self._passed):
                 self._report(job)
 
     def passed_on(self, job: JobRecord) -> None:
-        """Ask the head, the new home of a job, whether it goes on."""
+        """Ask the head, a job's new home, whether it goes on."""
         self._passed.add(job.id)
         self._report(job)
 
@@ -120,7 +120,7 @@ class DetachedActors:
         self.tables.send_to_node(job.home, m.JobLives(job.id, lives))
 
     def on_job_lives(self, now: float, source: Address, message: m.JobLives) -> None:
-        """Record whether a job of this node goes on elsewhere. If it has ended, notify the sender."""
+        """Record whether a job goes on elsewhere. If it has ended, notify the sender."""
         job = self.tables.jobs.get(message.job)
         if job is None or job.ended or job.home:
             self.tables.send_to_node(source[1:], m.EndJob(message.job))
@@ -133,12 +133,12 @@ class DetachedActors:
             self._may_end(message.job)
 
     def begin_anew(self, node: bytes) -> None:
-        """Drop the reports of a dead node, or of a former daemon; their jobs may end."""
+        """Drop the reports of a dead node or former daemon; their jobs may end."""
         for job in self._elsewhere.pop(node, ()):
             self._may_end(job)
 
     def job_ended(self, job_id: bytes) -> None:
-        """Drop what is recorded of an ended job."""
+        """Drop what is recorded of a job."""
         for jobs in (self._reported, self._passed, *self._elsewhere.values()):
             jobs.discard(job_id)
 

@@ -1,4 +1,4 @@
-"""Jobs of a lost cluster in a retained control store. No process of theirs is left, so this node ends them."""
+"""Jobs of a lost cluster in a retained control store: no process is left, so this node ends them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = 500
 
 
 class _Clearing(NamedTuple):
-    """A job whose rows are deleted table by table. Its own row is then marked as ended, or deleted if it had another home."""
+    """A job whose rows are deleted table by table; then its own is marked as ended, or deleted if of another home."""
 
     job: bytes
     ended: bytes
@@ -24,14 +24,14 @@ class _Clearing(NamedTuple):
 
 
 class FormerJobs:
-    """Ends former jobs as ``Jobs.end_job`` would. Their durable values remain for other programs as long as the rows of the jobs."""
+    """Ends former jobs as ``Jobs.end_job`` would. Durable values remain for other programs as long as the rows of the jobs."""
 
     def __init__(self, tables: Tables, requests: PendingRequests) -> None:
         self.tables = tables
         self.requests = requests
 
     def ask(self) -> None:
-        """Search for former jobs; called before this node has its own."""
+        """Search for them, before this node has its own."""
         self.requests.ask(m.Scan, "job", b"", b"", 10_000, then=self._found)
         self.requests.ask(m.Scan, "group", b"", b"", PAGE, then=self._groups_found)
 
@@ -48,7 +48,7 @@ class FormerJobs:
             self.tables.send(self.tables.control_address, m.DeleteRows(0, "object", bytes(JOB_BYTES), oldest))
 
     def _groups_found(self, now: float, about: None, message: m.Found) -> None:
-        """Delete the rows of placement groups: their reservations are void."""
+        """Delete placement groups: their reservations are void."""
         self._write((), tuple(("group", key) for key, _ in message.rows))
         if message.more:
             self.requests.ask(m.Scan, "group", b"", message.rows[-1][0], PAGE, then=self._groups_found)

@@ -1,7 +1,7 @@
 """The end of a program with actors that define ``__exit__`` or ``__del__``.
 
-When its driver exits cleanly, these actors are retired as if their last handles were dropped, after the calls already made. The job ends
-when they have, at the latest after three seconds. If the driver dies, they are killed at once.
+When its driver exits cleanly, these are retired, after the calls already made; the job ends when they have, at the latest after three
+seconds. If the driver dies, they are killed at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from zfabric.machines.local_scheduler.records import JobRecord
 from zfabric.protocol.messages import ALIVE
 
 SHUTDOWN_SECONDS = 3.0
-"""Seconds that the end of a job waits for its actors."""
+"""Seconds that a job's end waits for actors."""
 
 
 class JobShutdown:
@@ -22,10 +22,10 @@ class JobShutdown:
     def __init__(self, actors: ActorDirectory) -> None:
         self.actors = actors
         self.until: dict[JobRecord, float] = {}
-        """Jobs whose driver has exited, with the latest time of their end."""
+        """Jobs whose driver has exited, with their latest end."""
 
     def begin(self, job: JobRecord, now: float) -> bool:
-        """Retire these actors of a job whose driver exits. Return False if it has none."""
+        """Retire a job's such actors. Return False without any."""
         actors = self._with_farewell(job)
         for record in actors:
             self.actors.retire(record, "its program has ended")
@@ -42,7 +42,7 @@ class JobShutdown:
         ]
 
     def take_over(self, now: float) -> list[JobRecord]:
-        """Take the jobs whose actors have ended, or whose time is up."""
+        """Take jobs whose actors have ended, or whose time is up."""
         over = []
         for job, until in list(self.until.items()):
             if job.ended or job.driver is None:
@@ -53,5 +53,5 @@ class JobShutdown:
         return over
 
     def next_deadline(self) -> float | None:
-        """When the time of the next job is up."""
+        """When a job's time is up."""
         return min(self.until.values(), default=None)

@@ -35,13 +35,13 @@ from zfabric.protocol.ids import JOB_BYTES, Address, job_id, short, unpack_count
 from zfabric.protocol.messages import FAILED
 
 ELSEWHERE = "elsewhere"
-"""Status of a job row on a node that works for a job of another home."""
+"""Status of a job row on a node that is not the home."""
 TOMBSTONES_KEPT = 1000
 """Tombstones that are retained, for users."""
 
 
 class _LastRows(NamedTuple):
-    """What is written at the end of a job: ``first_puts`` the first time, ``puts`` when the write is repeated."""
+    """What is written at the end: ``first_puts`` once, ``puts`` when the write is repeated."""
 
     job: JobRecord
     first_puts: m.Rows
@@ -88,16 +88,16 @@ class Jobs:
         self.ended_elsewhere: dict[bytes, None] = {}
         """The last ended jobs of other homes."""
         self.all_ended = False
-        """Whether this node stops: its jobs are over, and it accepts no delegated tasks."""
+        """Whether this node stops: it accepts no delegated tasks."""
         self._leaving: dict[bytes, tuple[set[bytes], _LastRows]] = {}
-        """Ended jobs with the nodes that have not answered ``JobGone``, and what is then written."""
+        """Ended jobs, each with nodes that owe ``JobGone``, and what is then written."""
         self.without_driver: dict[JobRecord, None] = {}
-        """Jobs without a driver, while it is unknown whether they have detached actors."""
+        """Jobs of which it is unknown whether they have detached actors."""
         self.tombstones: list[tuple[float, _LastRows]] = []
-        """Failed writes of tombstones: (time of the next attempt, rows)."""
+        """Failed writes: (time of the next attempt, rows)."""
 
     def on_goodbye(self, now: float, source: Address, message: m.Goodbye) -> None:
-        """Handle the clean exit of a driver or tool."""
+        """Handle a driver's or tool's clean exit."""
         process = self.tables.processes.get(source[1:])
         if process is None or self.direct.wait(source, message):
             return
@@ -108,14 +108,14 @@ class Jobs:
             self.departures.release(process)
 
     def driver_gone(self, job: JobRecord, now: float) -> None:
-        """End a job whose driver is gone, unless it has detached actors."""
+        """End a driver's job, unless it has detached actors."""
         if self.detached.is_unknown():
             self.without_driver[job] = None
         elif not self.detached.driver_gone(job, job.driver, now):
             self.end_job(job, now)
 
     def end_of_turn(self, now: float) -> None:
-        """End the jobs for which the last actor has ended."""
+        """End jobs whose last actor has ended."""
         without_driver, self.without_driver = self.without_driver, {}
         for job in (*without_driver, *self.job_shutdown.take_over(now)):
             self.driver_gone(job, now)
@@ -125,7 +125,7 @@ class Jobs:
     def end_job(self, job: JobRecord, now: float, *, leaving: bool = False) -> None:
         """End a job: refuse its messages, end its workers, free its values, delete its rows.
 
-        ``leaving`` means that this node stops: a job with its driver elsewhere, or with detached actors on the head, goes on without it.
+        ``leaving``: this node stops, and a job with its driver elsewhere, or with detached actors on the head, goes on without it.
         """
         if job.ended:
             return
@@ -191,7 +191,7 @@ class Jobs:
             self._write_end(ends)
 
     def _fail_for_others(self, job: JobRecord) -> None:
-        """Fail objects for which processes or tasks of other jobs wait."""
+        """Fail objects for which other jobs wait."""
         processes = self.tables.processes
         waited_for = [each for each in self.tables.values() if each.fetchers or each.dependents]
         for record in [each for each in waited_for if each.object_id[:JOB_BYTES] == job.id]:
@@ -206,9 +206,9 @@ class Jobs:
                 self.outcomes.announce(record)
 
     def _nodes_of(self, job: JobRecord) -> list[bytes]:
-        """Drop the records of what other nodes have of an ended job. Return the nodes that must answer ``JobGone``.
+        """Drop records of an ended job elsewhere. Return the nodes that must answer ``JobGone``.
 
-        At the home of the job these are all nodes, elsewhere those with tasks from here, of which the home may be unaware.
+        At the home these are all nodes, elsewhere those with tasks from here, of which the home may be unaware.
         """
         found = []
         for node in self.tables.nodes.values():
@@ -222,11 +222,11 @@ class Jobs:
 
     @property
     def _in_cluster(self) -> bool:
-        """Whether nodes, perhaps dead ones, may have put durable values into the head's table."""
+        """Whether nodes, perhaps dead, may have put durable values into the head's table."""
         return bool(self.tables.node_table)
 
     def _oldest_tombstone(self, number: int) -> list[tuple[str, bytes]]:
-        """The tombstone that makes room for that of job ``number``, as ``deletes`` of ``Write``."""
+        """The tombstone that makes room for job ``number``'s, as ``deletes`` of ``Write``."""
         oldest = job_id(max(number - TOMBSTONES_KEPT, 0))
         return [("job", oldest)] if number > TOMBSTONES_KEPT and oldest not in self.tables.jobs else []
 
@@ -237,7 +237,7 @@ class Jobs:
             self.requests.ask_head(m.EndKeys, ends.job.id, then=self._keys_ended, about=ends)
 
     def _keys_ended(self, now: float, ends: _LastRows, answer: m.Written) -> None:
-        """The head's keys of the job are deleted, or will be when its disk has room."""
+        """The head's keys are deleted, or will be when its disk has room."""
         job, next_job = ends.job, job_id(ends.job.number + 1)
         if self._in_cluster and not self.tables.is_head:
             self.requests.ask_head(m.DeleteRows, "object", job.id, next_job, then=self._values_deleted, about=ends)
@@ -247,14 +247,14 @@ class Jobs:
         self._write_tombstone(ends)
 
     def _values_deleted(self, now: float, ends: _LastRows, answer: m.Written) -> None:
-        """The head's durable values of the job are deleted, or will be when its disk has room."""
+        """The head's durable values are deleted, or will be when its disk has room."""
         self._write_tombstone(ends)
 
     def _write_tombstone(self, ends: _LastRows) -> None:
         self.requests.ask(m.Write, ends.first_puts, ends.deletes, then=self._job_ended, about=ends)
 
     def on_end_job(self, now: float, source: Address, message: m.EndJob) -> None:
-        """End a job of another home. A third node may still send tasks of it."""
+        """End another home's job. A third node may still send tasks."""
         self.ended_elsewhere[message.job] = None
         while len(self.ended_elsewhere) > TOMBSTONES_KEPT:
             del self.ended_elsewhere[next(iter(self.ended_elsewhere))]
@@ -271,17 +271,17 @@ class Jobs:
             self.tables.send_to_node(source[1:], m.JobGone(message.job))
 
     def on_job_gone(self, now: float, source: Address, message: m.JobGone) -> None:
-        """Record that another node has nothing left of an ended job."""
+        """Record that a node has nothing left."""
         self._left(message.job, source[1:])
 
     def node_joined(self, node: bytes) -> None:
-        """Notify a node, or its new daemon, of the jobs that are ending: others may have given it their tasks."""
+        """Notify a node of the jobs that are ending: others may have given it their tasks."""
         for job, (nodes, _) in self._leaving.items():
             nodes.add(node)
             self.tables.send_to_node(node, m.EndJob(job))
 
     def elsewhere(self, job: JobRecord) -> None:
-        """Write that this node works for a job of another home.
+        """Write that this node works for another home's job.
 
         The next daemon ends workers of unknown jobs. The write is a request so that it is committed at once.
         """
@@ -328,16 +328,14 @@ class Jobs:
         self.tables.failures.pop(task.id, None)
 
     def end_all(self, now: float, reason: str = "") -> None:
-        """End every job, as the node stops; drivers receive ``reason``. During recovery the jobs are unknown, and are left to the next
-        node.
-        """
+        """End every job; drivers receive ``reason``. During recovery jobs are unknown, and left to the next node."""
         self.all_ended = self.tables.end_due = True
         for job in list(self.tables.jobs.values()) if not self.tables.recovering else ():
             job.reason = reason
             self.end_job(job, now, leaving=True)
 
     def _job_ended(self, now: float, about: _LastRows, answer: m.Written) -> None:
-        """Send the driver its farewell once the tombstone is durable. Repeat a failed write later."""
+        """Send the farewell once the tombstone is durable. Repeat a failed write later."""
         job = about.job
         if not answer.ok:
             due = now + self.tables.config.store_retry_every
@@ -353,7 +351,7 @@ class Jobs:
             self.departures.release(driver)
 
     def row(self, job: JobRecord, status: str) -> bytes:
-        """A job's row in the control store."""
+        """Its row in the control store."""
         driver = job.driver
         return pack_row(
             {
@@ -370,18 +368,18 @@ class Jobs:
         )
 
     def tick(self, now: float) -> None:
-        """Repeat writes of ended jobs that have failed."""
+        """Repeat failed writes."""
         while self.tombstones and self.tombstones[0][0] <= now:
             _, about = self.tombstones.pop(0)
             self.requests.ask(m.Write, about.puts, about.deletes, then=self._job_ended, about=about)
 
     def next_deadline(self) -> float | None:
-        """When the next failed write is repeated."""
+        """When the next is repeated."""
         return self.tombstones[0][0] if self.tombstones else None
 
 
 def tombstone(job: bytes, number: int) -> m.Row:
-    """The tombstone of a job of another home, on the head, as ``puts`` of ``Write``."""
+    """Another home's tombstone, on the head, as ``puts`` of ``Write``."""
     return ("job", job, pack_row({"number": number, "status": "ended"}))
 
 

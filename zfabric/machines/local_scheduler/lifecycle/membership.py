@@ -1,7 +1,7 @@
 """How processes register, and what follows from their death.
 
-A process sends ``Register``, repeats what it holds (nothing, if it has just begun), and sends ``Ready``. After a restart of the daemon
-every process does so again (``rejoining``).
+A process sends ``Register``, repeats what it holds (nothing, if new), and sends ``Ready``; again after a restart of the daemon
+(``rejoining``).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from zfabric.protocol.ids import CONTROL, Address, job_id
 from zfabric.protocol.options import NO_ENVIRONMENT
 
 START_ATTEMPTS_MAX = 5
-"""Failed starts in a row after which drivers are notified and tasks fail with the reason."""
+"""Failed starts in a row after which drivers are notified and tasks fail."""
 
 
 class Membership:
-    """Registers processes. ``deliver``, of the machine, delivers transitions."""
+    """Registers processes. ``deliver`` is the machine's."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Membership:
         self.tables.send_to_client(process, m.Welcome(m.PROTOCOL_VERSION, job, self.node, "", 0, self.tables.config.pairs()))
 
     def on_ready(self, now: float, source: Address, message: m.Ready) -> None:
-        """Record that a process has reported all it holds."""
+        """Record that a process has reported everything."""
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
@@ -179,7 +179,7 @@ class Membership:
     # -- workers come and go --
 
     def on_worker_spawned(self, now: float, source: Address, message: m.WorkerSpawned) -> None:
-        """Record the pid of a started worker, or why the start failed."""
+        """Record a worker's pid, or why its start failed."""
         worker = self.tables.workers.get(message.token)
         if worker is None:
             return
@@ -217,7 +217,7 @@ class Membership:
                         self.outcomes.fail(task, "WorkerCrashedError", text, ())
 
     def on_process_died(self, now: float, source: Address, message: m.ProcessDied) -> None:
-        """Handle the proved death of a process."""
+        """Handle a proved death."""
         self.logs.record_ended(message.ended, self.tables.recovering)
         known = self.tables.by_pid.pop(message.pid, None)
         if isinstance(known, WorkerRecord):
@@ -273,7 +273,7 @@ class Membership:
                 worker.started_at = now
 
     def next_deadline(self) -> float | None:
-        """When the next starting worker is late. While the scheduler recovers that is none: see ``Rejoining.tick``."""
+        """When the next starting worker is late; None during recovery (``Rejoining.tick``)."""
         if self.tables.recovering:
             return None
         first = None

@@ -8,16 +8,15 @@ Sources, the most reliable first:
 3. Functions and task rows in the control store.
 4. What processes send after ``Ready``, handled last.
 
-``rejoining`` closes the barrier: every process has reported or is proved dead. ``Recovery.rebuild`` then enters functions, living actors,
-running tasks, submitted rows, values and holds; restores what these name from sources 2 and 3; pins the refs inside values; assigns
-unfinished tasks to the workers that report them and queues the others; and accepts yields and ends of attempts. Rows that name an object
-are counted last, once all objects have records.
+``rejoining`` closes the barrier. ``Recovery.rebuild`` then enters functions, living actors, running tasks, submitted rows, values and
+holds; restores what these name from sources 2 and 3; pins the refs inside values; assigns unfinished tasks to the workers that report them
+and queues the others; and accepts yields and ends of attempts. Rows that name an object are counted last, once all objects have records.
 
-A task row that only the control store has belongs to a finished task: the submitter of an unfinished task repeats its row, and if the
-submitter was a worker that died, the driver does (``InheritTasks``). Such a row is lineage. It is restored only if a held object or an
-unfinished row needs it, as a finished task without a value, which is rebuilt on request.
+A task row that only the control store has belongs to a finished task: the submitter of an unfinished one repeats its row, or, if that was a
+worker that died, the driver does (``InheritTasks``). Such a row is restored only if a held object or an unfinished row needs it, as a
+finished task without a value, which is rebuilt on request.
 
-In a cluster, tasks and objects of which nothing is reported here may be on other nodes: ``nodes.peer_recovery`` settles those.
+What nothing reports here may be on other nodes: ``nodes.peer_recovery`` settles it.
 """
 
 from __future__ import annotations
@@ -104,20 +103,20 @@ HELD = frozenset(
 )
 """Messages that wait until all processes have registered."""
 HELD_QUERIES = ("actor", "actor log", "create actor", "create group", "remove group", "keys", "nothing")
-"""Queries that wait too: their answers depend on names, or on messages that are not yet handled."""
+"""Queries that wait too: for names, or for messages that are not yet handled."""
 _AFTERWARDS = (
     m.TakenBack, m.Unblocked, m.FindActors, m.LogAppended, m.Checkpoint, m.ReplayProgress, m.CallCounts, m.CallOutcomes,
     m.Fetch, m.Release, m.Cancel, m.KillActor, m.ActorExiting, m.ActorDrained, m.ActorEnded, m.Query, m.Goodbye,
 )  # fmt: skip
 """Reports that are handled last, in order."""
 _LASTING = (m.Submit, m.Put, m.OfferResults)
-"""Reports that count although their sender has died."""
+"""Reports that outlast their sender."""
 
 
 class Recovery:
     """Collects reports, then rebuilds the tables, once.
 
-    Passed in by the machine: ``adopt`` makes the record of a delegated task, ``step`` handles a message, ``deliver`` delivers transitions.
+    The machine passes ``adopt``, for delegated tasks, ``step`` and ``deliver``.
     """
 
     def __init__(
@@ -163,34 +162,34 @@ class Recovery:
         self._later: list[tuple[Address, m.Message]] = []
         self._registered: set[bytes] = set()
         self._stored: dict[bytes, int] = {}
-        """Sizes of the objects found in the arena and on disk, by id."""
+        """Sizes of found objects."""
         self._inside: dict[bytes, tuple[bytes, ...]] = {}
-        """Refs inside the found objects, by object."""
+        """Refs inside them."""
         self._entered_values: deque[AnyObject] = deque()
         """Records with a found value, whose refs inside are not yet restored."""
         self._pinned = False
-        """Whether the refs inside the values restored so far are pinned."""
+        """Whether the refs inside restored values are pinned."""
         self._rows: dict[bytes, tuple[Row, Any]] = {}
-        """Task rows of the control store, with their blocks."""
+        """Stored task rows, with their blocks."""
         self._entered: list[tuple[TaskRecord, WorkerRecord | None]] = []
         self._delegated: list[tuple[TaskRecord, WorkerRecord]] = []
         self._ended: list[tuple[bytes, set[bytes]]] = []
-        """Processes that are ended because their tasks are unknown, and the id prefixes of what those tasks have submitted."""
+        """Processes ended for unknown tasks, and the id prefixes of these tasks' children."""
         self.homeless: list[bytes] = []
-        """Objects with refs here and no other trace: their home may be another node."""
+        """Objects without other trace: their home may be another node."""
 
     # -- collecting --
 
     def hold_back(self, source: Address, message: m.Message) -> None:
-        """Retain a message, separately by whether its sender is still registering."""
+        """Retain a message, by whether its sender is still registering."""
         (self._later if source[1:] in self._registered else self._reports).append((source, message))
 
     def registered(self, process: bytes) -> None:
-        """Note that all a process holds is reported; its later messages are handled afterwards."""
+        """Note that all of a process is reported; its later messages are handled afterwards."""
         self._registered.add(process)
 
     def found_in_arena(self, message: m.ArenaFound) -> None:
-        """Record the objects that the earlier object store had sealed or spilled."""
+        """Record what the earlier object store had sealed or spilled."""
         self._stored.update((object_id, size) for object_id, _, size in message.sealed)
         self._stored.update((object_id, size) for object_id, size, _ in message.spilled if object_id)
         self._inside.update(message.inside)
@@ -198,7 +197,7 @@ class Recovery:
     # -- rebuilding --
 
     def rebuild(self, retained: RetainedRows, now: float) -> None:
-        """Rebuild all tables from the reports and rows, in the order of the module's text."""
+        """Rebuild all tables, in the order of the module's text."""
         step = self.step
         if self.tables.nodes:
             self.tables.unsettled = {}
@@ -279,7 +278,7 @@ class Recovery:
             stream.values += 1
 
     def find_lost_actors(self) -> None:
-        """Restart each actor that no process and no node has reported, or record its death."""
+        """Restart each actor that nothing has reported, or record its death."""
         self.actors.has_returned()
         self.actors.find_lost()
         self.logs.drop_lost()
@@ -292,23 +291,22 @@ class Recovery:
         self._rows.clear()
 
     def found_elsewhere(self) -> list[bytes]:
-        """Found objects that another node may need: all, if there are other nodes."""
+        """Found objects that another node may need: all, if there are others."""
         return list(self._stored) if self.tables.nodes else []
 
     def settle(self) -> None:
-        """Drop what was found and is not needed. All nodes have registered."""
+        """Drop what is not needed. All nodes have registered."""
         self._drop_rows()
         self._inside.clear()
         self._free_found(list(self._stored))
         self.tables.spare.extend(self._values())
 
     def run_again(self, task_ids: Iterable[bytes]) -> None:
-        """Free what was found of tasks that another node delegates anew: the store would take new values for copies of the former ones."""
+        """Free what was found of tasks delegated anew: the store would take new values for copies of the former ones."""
         again = set(task_ids)
         self._free_found([each for each in self._stored if each[:TASK_BYTES] in again])
 
     def _free_found(self, object_ids: list[bytes]) -> None:
-        """Free found values that nothing here has adopted."""
         for object_id in object_ids:
             del self._stored[object_id]
             record = self.tables.find(object_id)
@@ -316,11 +314,11 @@ class Recovery:
                 self.tables.freed.append(object_id)
 
     def stored_size(self, object_id: bytes) -> int | None:
-        """Size of a found value that is not yet dropped."""
+        """Size of a value not yet dropped."""
         return self._stored.get(object_id)
 
     def go_on(self, now: float) -> None:
-        """Handle the messages sent after registration, in order."""
+        """Handle messages sent after registration, in order."""
         for source, message in self._later:
             if type(message) is m.Yielded:
                 self._take_yielded(now, source, message)
@@ -328,7 +326,7 @@ class Recovery:
                 self.step(now, source, message)
 
     def _take_yielded(self, now: float, source: Address, message: m.Yielded) -> None:
-        """Handle values of streams. True stands for a value that an earlier daemon had accepted."""
+        """Handle values of streams. True is a value that an earlier daemon had accepted."""
         for task_id, _, index, value, contained in message.rows:
             self._restore_all((contained,))
             task = self.tables.tasks.get(task_id)
@@ -346,7 +344,7 @@ class Recovery:
         self.step(now, source, message)
 
     def _retain_for(self, home: bytes, object_id: bytes, contained: tuple[bytes, ...]) -> None:
-        """Retain a value of another node's stream, unless it is gone: its home may have released it."""
+        """Retain another node's stream value, unless it is gone: its home may have released it."""
         size = self._stored.get(object_id)
         if size is not None and self.tables.find(object_id) is None:
             record = self.tables.refer(object_id, home)
@@ -365,7 +363,7 @@ class Recovery:
         return [*tasks, *self.tables.objects.values()]
 
     def enter(self, row: Row, job: JobRecord, submitter: bytes = b"") -> TaskRecord | None:
-        """Make the record of a row; the caller sets its state. Return None if its function is unknown."""
+        """Record a row; the caller sets its state. None if its function is unknown."""
         function = job.functions.get(row[1])
         if function is None:
             return None
@@ -387,14 +385,14 @@ class Recovery:
         return task
 
     def _note_use(self, source: Address, message: m.RunningTasks) -> None:
-        """Record a worker's GPUs. Called before resources are assigned."""
+        """Record a worker's GPUs, before resources are assigned."""
         worker = self.tables.worker_of(source)
         if worker is not None:
             worker.gpus = message.gpus
             worker.used = worker.job is not None
 
     def on_hosted_actors(self, now: float, source: Address, message: m.HostedActors) -> None:
-        """Record the actors that a worker hosts."""
+        """Record a worker's actors."""
         worker = self.tables.worker_of(source)
         if worker is None or worker.process is None:
             return
@@ -425,7 +423,7 @@ class Recovery:
         return True
 
     def _adopt_actor(self, row: Row, attempt: int, job: JobRecord, worker: WorkerRecord) -> bool:
-        """Restore an actor of this node. Return False if its class is lost: its exporter has died, and two daemons."""
+        """Restore an actor. False if its class is lost: its exporter has died, and two daemons."""
         task = self.enter(row, job)
         if task is None:
             return False
@@ -542,7 +540,7 @@ class Recovery:
         record.contain(contained or (refs_in(value) if status != OK else ()))
 
     def _take_expect(self, source: Address, message: m.ExpectResults) -> None:
-        """Restore promised results of calls, some already in the arena, and the unfinished streams of actors."""
+        """Restore promised results, some already in the arena, and unfinished streams of actors."""
         self._restore_all((row[0],) for row in message.rows)
         self.call_results.expect(source, message, False)
 
@@ -559,7 +557,7 @@ class Recovery:
             self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = True
 
     def _unreported(self) -> dict[bytes, tuple[WorkerRecord, int]]:
-        """Attempts whose end may be news: (worker, attempt) by task id."""
+        """Attempts whose end may be news: (worker, attempt) by task."""
         found: dict[bytes, tuple[WorkerRecord, int]] = {}
 
         def note(source: Address, message: m.Completed) -> None:
@@ -576,7 +574,7 @@ class Recovery:
                 self._enter_value(record)
 
     def _enter_value(self, record: AnyObject) -> bool:
-        """Give an object its found value and the refs inside. Return False if none was found."""
+        """Enter a found value and the refs inside. Return False if none was found."""
         size = self._stored.get(record.object_id)
         if size is None:
             return False
@@ -595,7 +593,7 @@ class Recovery:
                 self.references.pin(record.contained)
 
     def _go_on(self, task: TaskRecord, worker: WorkerRecord | None, now: float) -> None:
-        """Set the state of an unfinished task: done if its values exist, assigned if a worker reports it, else waiting or ready."""
+        """Set an unfinished task's state: done if its values exist, assigned if a worker reports it, else waiting or ready."""
         values = task.values()
         if worker is not None and task.function.actor is not None and task.status != PENDING:
             self.references.clear(task)  # The actor had lived before, and is being created again there.
@@ -628,7 +626,7 @@ class Recovery:
                     self.actors.may_return(task)
 
     def _go_on_for_others(self, actors: bool, now: float) -> None:
-        """Assign delegated tasks to the workers that report them: those that create actors, or all others."""
+        """Assign delegated tasks to the workers that report them: those that create actors, or the others."""
         for task, worker in [each for each in self._delegated if (each[0].function.actor is not None) == actors]:
             self.references.pin(named_by(task))
             self._assign(task, worker)
@@ -667,20 +665,20 @@ class Recovery:
                 self.known(object_id)
 
     def known(self, object_id: bytes) -> None:
-        """Restore an object from what is left of it, if anything is."""
+        """Restore an object from what is left, if anything is."""
         self._known(object_id)
         if self._pinned:
             self._restore_inside()
 
     def restore_rows(self, object_ids: Iterable[bytes]) -> None:
-        """Restore the rows that make these objects, for a node that searches for their home."""
+        """Restore rows that make these, for a node that searches for their home."""
         for object_id in object_ids:
             self._restore(object_id)
         if self._pinned:
             self._restore_inside()
 
     def known_here(self, object_id: bytes) -> None:
-        """Restore an object whose home is this node, if anything is left of it."""
+        """Restore an object of this home, if anything is left."""
         self._known_here(object_id)
         if self._pinned:
             self._restore_inside()
@@ -720,12 +718,12 @@ class Recovery:
         return record
 
     def _note_orphan(self, object_id: bytes) -> None:
-        """Note that the row of an object is unknown, and may be submitted again."""
+        """Note that its row is unknown, and may be submitted again."""
         if not is_put(object_id) and object_id[:TASK_BYTES] not in self.tables.streams:
             self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = False
 
     def _restore(self, object_id: bytes) -> None:
-        """Restore the row that made an object, and transitively the rows of its inputs, as finished tasks."""
+        """Restore its row, and transitively those of its inputs, as finished tasks."""
         agenda = deque([object_id[:TASK_BYTES]])
         restored: list[TaskRecord] = []
         while agenda:
@@ -753,7 +751,7 @@ class Recovery:
             self.references.retain_row(task)
 
     def _restore_yielded(self, task: TaskRecord) -> None:
-        """Make records for lost stream values that a row names: their tasks yield them again on request."""
+        """Record lost stream values that a row names: their tasks yield them on request."""
         for identifier in named_by(task) if self.tables.streams else ():
             stream = self.tables.streams.get(identifier[:TASK_BYTES])
             if stream is not None and stream.owner.task is not None and self.tables.find(identifier) is None:

@@ -1,11 +1,10 @@
 """The barrier of a restarted scheduler: every living process registers again.
 
-The supervisor's table names the workers (``ProcessTable``), the job rows of the control store name the drivers. Each of them is sent
-``RegisterAgain`` and is awaited until its ``Ready``, or until it is proved dead. A worker that has not registered after
-``recovery_seconds`` is killed; a driver is then no longer awaited, and its death is noticed by its watch. Meanwhile reports are collected
-(``recovery``), and messages of other nodes are retained. The barrier closes when the table, the jobs and the retained rows are read and
-nobody is awaited. Then ``Recovery.rebuild`` runs, followed by the messages sent after registration and the ends of jobs whose drivers have
-died.
+The supervisor's table names the workers (``ProcessTable``), the job rows of the control store name the drivers. Each is sent
+``RegisterAgain`` and awaited until its ``Ready``, or until it is proved dead. A worker that has not registered after ``recovery_seconds``
+is killed; a driver is no longer awaited, and its death is noticed by its watch. Meanwhile reports are collected (``recovery``), and
+messages of other nodes retained. The barrier closes when the table, the jobs and the retained rows are read and nobody is awaited. Then
+``Recovery.rebuild`` runs, followed by the messages sent after registration and the ends of jobs whose drivers have died.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from zfabric.protocol.options import NO_ENVIRONMENT
 
 
 class Rejoining:
-    """Awaits the processes of a restarted scheduler. ``Tables.recovering`` is true until the barrier closes."""
+    """Awaits the processes. ``Tables.recovering`` is true until the barrier closes."""
 
     def __init__(
         self,
@@ -51,21 +50,21 @@ class Rejoining:
         self.retained_rows = RetainedRows(tables, blocks, requests, logs, self._maybe_recovered)
         self._table_known = self._jobs_known = not tables.recovering
         self._expected: dict[bytes, int] = {}
-        """Pids of the awaited processes, by incarnation."""
+        """Pids of the awaited, by incarnation."""
         self.retained_due = False
         self.from_nodes: list[tuple[Address, m.Message]] = []
-        """Messages of other nodes, handled once this node's tables are rebuilt."""
+        """Other nodes' messages, handled after the rebuild."""
         self._claimed: list[m.Row] = []
-        """Rows of ``Sealed`` that processes sent while they registered."""
+        """Rows of ``Sealed`` sent on registering."""
         self._driverless: list[JobRecord] = []
         self._abandoned: list[JobRecord] = []
-        """Jobs whose drivers died during recovery; they end after the rebuild."""
+        """Jobs whose drivers died; they end after the rebuild."""
         self._early: list[tuple[Address, m.Message]] = []
-        """Registrations that arrived before the jobs were read."""
+        """Registrations before the jobs were read."""
         self._deadline: float | None = None
 
     def on_process_table(self, now: float, source: Address, message: m.ProcessTable) -> None:
-        """Ask each worker in the supervisor's table to register again."""
+        """Ask each worker to register again."""
         if not self.tables.recovering:
             return
         self._table_known = True
@@ -111,7 +110,7 @@ class Rejoining:
         self._maybe_recovered(now)
 
     def holds_back(self, source: Address, message: m.Message) -> bool:
-        """Retain a message that must wait for the rebuild. Return whether it must."""
+        """Retain a message that must wait. Return whether it must."""
         if not self.tables.recovering:
             return False
         if source[:1] == LOCAL_SCHEDULER:
@@ -128,19 +127,19 @@ class Rejoining:
         return False
 
     def ready(self, incarnation: bytes, now: float) -> None:
-        """Record that a process has reported all it holds."""
+        """Record that a process has reported everything."""
         self._expected.pop(incarnation, None)
         self._maybe_recovered(now)
 
     def dead(self, pid: int, now: float) -> None:
-        """Record that a process is proved dead."""
+        """Record a proved death."""
         for incarnation, expected in list(self._expected.items()):
             if expected == pid:
                 del self._expected[incarnation]
         self._maybe_recovered(now)
 
     def abandon(self, job: JobRecord) -> None:
-        """Note that a job's driver died before the barrier closed."""
+        """Note that a driver died before the barrier closed."""
         self._abandoned.append(job)
 
     def _maybe_recovered(self, now: float) -> None:
@@ -162,7 +161,7 @@ class Rejoining:
         self.tables.write_log("info", f"recovered: {len(self.tables.processes)} processes, {tasks} tasks")
 
     def send_retained(self) -> None:
-        """Send the store the ids of needed values, at the end of the turn of the rebuild."""
+        """Send the store the needed values, at the end of the rebuild's turn."""
         if self.retained_due:
             self.retained_due = False
             stored = [record.object_id for record in self.tables.values() if type(record.value) is Stored]
@@ -175,14 +174,14 @@ class Rejoining:
             self._claimed = []
 
     def on_arena_found(self, now: float, source: Address, message: m.ArenaFound) -> None:
-        """Record what the arena and the disk had when this incarnation began."""
+        """Record what the arena and the disk had at the beginning."""
         self.recovery.found_in_arena(message)
 
     def on_running_tasks(self, now: float, source: Address, message: m.RunningTasks) -> None:
-        """Do nothing: only a scheduler that recovers needs this report."""
+        """Do nothing: only recovery needs this."""
 
     def tick(self, now: float) -> None:
-        """Kill workers that do not register again. Drivers are not waited for any longer: their death is noticed."""
+        """Kill workers that do not register, and no longer wait for drivers: their death is noticed."""
         if self.tables.recovering and self._deadline is not None and now >= self._deadline:
             self._deadline = now + self.tables.config.recovery_seconds
             for incarnation, pid in list(self._expected.items()):

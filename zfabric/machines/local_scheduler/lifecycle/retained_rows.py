@@ -1,4 +1,4 @@
-"""What a restarted scheduler reads from the control store: functions, task rows, placement groups and call logs."""
+"""What a restarted scheduler reads from the control store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import FUNCTION_BYTES, JOB_BYTES
 
 PAGE = 500
-"""Rows of the control store per request."""
+"""Rows per request."""
 
 
 class RetainedRows:
@@ -58,7 +58,7 @@ class RetainedRows:
                 self._then(now)
 
     def adopt_functions(self) -> None:
-        """Restore functions of living jobs, even if their exporter has exited."""
+        """Restore functions of living jobs, even of exited exporters."""
         tables = self.tables
         for key, value in self._functions:
             job = tables.jobs.get(key[:JOB_BYTES])
@@ -71,9 +71,9 @@ class RetainedRows:
             job.functions[identifier] = function
 
     def adopt_rows(self) -> dict[bytes, tuple[m.Row, LineageBlock]]:
-        """Restore task rows of living jobs, with their blocks; the caller drops the unneeded ones.
+        """Restore task rows of living jobs; the caller drops the unneeded ones.
 
-        Rows entrusted to this node remain entrusted, unless this node is the heir of their dead home.
+        Rows entrusted to this node remain entrusted, unless it is the heir of their dead home.
         """
         tables, blocks = self.tables, self.blocks
         rows: dict[bytes, tuple[m.Row, LineageBlock]] = {}

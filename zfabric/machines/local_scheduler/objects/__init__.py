@@ -1,1 +1,1 @@
-"""Values: who needs them, where they are, and streams of them."""
+"""Values: who needs them, where they are, and streams."""

@@ -1,4 +1,4 @@
-"""Results of calls that concern other processes: a ref was passed on early, or refs are inside. All others pass from process to process."""
+"""Results of calls that concern other processes: a ref was passed on early, or refs are inside. Others pass from process to process."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from zfabric.protocol.inside import refs_in
 from zfabric.protocol.messages import OK
 
 CONFIRM_DELAY = 0.005
-"""Seconds after which recorded outcomes are confirmed together; only an actor that ends waits for it."""
+"""Seconds after which outcomes are confirmed together; only an actor that ends waits."""
 _ONE_SMALL = (bytes,)
 
 
 class CallResults:
-    """Results of calls recorded by this scheduler."""
+    """Recorded results of calls."""
 
     def __init__(self, tables: Tables, requests: PendingRequests, outcomes: Outcomes, streams: Streams) -> None:
         self.tables = tables
@@ -34,12 +34,12 @@ class CallResults:
         self._unconfirmed: dict[bytes, list[bytes]] = {}
 
     def on_expect_results(self, now: float, source: Address, message: m.ExpectResults) -> None:
-        """Record promised results: refs to them were passed on before they exist."""
+        """Record results whose refs were passed on before they exist."""
         process = self.tables.processes.get(source[1:])
         self.expect(source, message, process is not None and process.ready)  # While a process registers, only ``Hold`` makes it a holder.
 
     def expect(self, source: Address, message: m.ExpectResults, holds: bool) -> None:
-        """The same; ``holds`` says whether the sender has refs to all of them."""
+        """The same; ``holds``: whether the sender has refs to all of them."""
         process = self.tables.processes.get(source[1:])
         for identifier, actor_id, *ahead in message.rows if process is not None else ():
             if ahead:
@@ -53,7 +53,7 @@ class CallResults:
                 self.tables.promises.add(identifier, source[1:], actor_id)
 
     def on_call_outcomes(self, now: float, source: Address, message: m.CallOutcomes) -> None:
-        """Record outcomes that concern other processes, and send them to the callers."""
+        """Record outcomes that concern others, and send them to callers."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
         if worker is None:
@@ -75,7 +75,7 @@ class CallResults:
         self._unconfirmed.setdefault(worker.token, []).extend(row[0] for row in rows)
 
     def tick(self, now: float) -> None:
-        """Confirm recorded outcomes once the object store has their values, too: until then, only the actor can report these again."""
+        """Confirm outcomes once the store has their values: until then, only the actor can report these again."""
         if self.confirm_at is not None and self.confirm_at <= now:
             recorded, self._unconfirmed, self.confirm_at = self._unconfirmed, {}, None
             if self.tables.store_address is None:
@@ -100,7 +100,7 @@ class CallResults:
         self.tables.relayed_ends.append((worker, row, pinned))
 
     def retain_for(self, home: bytes, worker: WorkerRecord, row: m.Row) -> m.Row:
-        """Retain the large values of an outcome for another node. Return the row with their sizes."""
+        """Retain an outcome's large values for a node. Return the row with their sizes."""
         call_id, caller, status, outputs, contained = row
         if status == OK:
             refs = (contained[index] if index < len(contained) else () for index, _ in enumerate(outputs))
@@ -111,7 +111,7 @@ class CallResults:
         return call_id, caller, status, outputs, contained
 
     def take(self, worker: WorkerRecord, rows: m.Rows) -> None:
-        """Record outcomes of this node's callers, and send them. ``worker`` is the actor's."""
+        """Record and send outcomes of this node's callers."""
         returned: list[m.Row] = []
         for call_id, caller, status, outputs, contained in rows:
             values = tuple(
@@ -145,7 +145,7 @@ class CallResults:
                 self.tables.send_to_control(worker, m.OutcomesRecorded(tuple(call_ids)))
 
     def _take_value(self, worker: WorkerRecord, caller: bytes, identifier: bytes, status: int, value: Any, refs: tuple[bytes, ...]) -> Any:
-        """Record a value that others need. Return what the caller receives instead."""
+        """Record a value. Return what the caller receives instead."""
         if status != OK:
             self._retain(caller, identifier, status, value)
             return value
@@ -173,7 +173,7 @@ class CallResults:
         return value
 
     def _retain(self, caller: bytes, identifier: bytes, status: int, payload: bytes) -> None:
-        """Retain the refs inside a call's error until its caller releases the result."""
+        """Retain refs inside an error until its caller releases the result."""
         if not refs_in(payload) or caller not in self.tables.processes:
             return
         found = self.tables.find(identifier)
@@ -186,11 +186,11 @@ class CallResults:
 
 
 def is_plain_outcome(row: m.Row) -> bool:
-    """Whether an outcome is one small value without refs."""
+    """Whether it is one small value without refs."""
     return row[2] == OK and not any(row[4]) and tuple(map(type, row[3])) == _ONE_SMALL
 
 
 def names_of_outcome(row: m.Row) -> m.Ids:
-    """Refs inside the values, or the error, of a row of ``CallOutcomes``."""
+    """Refs inside the values or the error."""
     _, _, status, outputs, contained = row
     return tuple(each for refs in contained for each in refs) if status == OK else refs_in(outputs[0]) if outputs else ()

@@ -3,7 +3,7 @@
 A streaming task has one value, the *end* of its stream; a ref to the end is the right to read. Value i is the object (task, i + 1), which
 may be held and fetched *before it exists*. Requests are also the flow control: a task may yield up to the last requested index, and waits
 there (``AllowYields``). A retry yields the same names, and a value is accepted once. For an actor's method, the caller announces the end
-(``ExpectResults``), and the actor sends the outcome of the call to the scheduler, too (``CallOutcomes``).
+(``ExpectResults``), and the actor sends the outcome here, too (``CallOutcomes``).
 
 The stream retains values that no process has held, and releases them with itself. A failure becomes the last value. Requests beyond the end
 receive ``StreamEnded``.
@@ -47,20 +47,20 @@ class Streams:
         self.rebuilding = rebuilding
         self.records = tables.streams
         self.dropped: dict[bytes, int] = {}
-        """Calls whose values were dropped after a restart, before their home was known, with the number of values."""
+        """Calls whose values were dropped before their home was known, with numbers of values."""
 
     @property
     def any_here(self) -> bool:
-        """Whether the end of a call may end a stream."""
+        """Whether the end of a call may end one."""
         return bool(self.tables.streams or self.dropped)
 
     def begin(self, task: TaskRecord) -> None:
-        """Make the record of a submitted stream."""
+        """Record a submitted stream."""
         self.records[task.id] = StreamRecord(task, task.option("stream") or self.tables.config.stream_buffered, b"")
         task.facts()  # So that it is not plain: its values' ids begin with its id.
 
     def begin_call(self, identifier: bytes, actor_id: bytes, ahead: int) -> None:
-        """Make the record of an actor's stream; ``identifier`` is its end."""
+        """Record an actor's stream; ``identifier`` is its end."""
         call_id = identifier[:TASK_BYTES]
         owner = self.tables.objects.get(identifier)
         if owner is None:
@@ -71,7 +71,7 @@ class Streams:
     # -- the consumer --
 
     def claim(self, object_ids: Iterable[bytes]) -> None:
-        """Handle a process's holds of values: streams release them, and may go on to the last one."""
+        """Handle holds: streams release these values, and may go on to the last."""
         touched: dict[StreamRecord, None] = {}
         expected: dict[StreamRecord, None] = {}
         for identifier in object_ids:
@@ -92,7 +92,7 @@ class Streams:
             self._rebuild(stream)
 
     def _rebuild(self, stream: StreamRecord) -> None:
-        """Run a task again for values that were lost with an earlier daemon."""
+        """Run a task for values lost with an earlier daemon."""
         task = stream.owner
         if not isinstance(task, TaskRecord) or not stream.pending:
             return
@@ -102,7 +102,7 @@ class Streams:
             self.rebuilding.make_available(task, "values of its stream went with the node's daemon")
 
     def _cut(self, stream: StreamRecord, task: TaskRecord) -> None:
-        """End a running task early, to run again, if a wanted value is lost: the task may be waiting for its reader."""
+        """End a running task, to run again, if a wanted value is lost: it may be waiting for its reader."""
         if task.state != ASSIGNED or stream.reached[0] != task.attempt or stream.reached[1] <= min(stream.pending):
             return
         if not self.tables.runs_once(task):
@@ -132,7 +132,7 @@ class Streams:
             self._allow(stream)
 
     def _expect(self, stream: StreamRecord, index: int, identifier: bytes) -> None:
-        """Make the record of a requested value: pending, dropped, or beyond the end."""
+        """Record a requested value: pending, dropped, or beyond the end."""
         record = self.tables.value_of(stream, identifier)
         if stream.end is not None and index >= stream.end:
             self._end_at(record, stream)
@@ -151,7 +151,7 @@ class Streams:
         self.outcomes.settle_value(record, FAILED, pack_failure("StreamEnded", text))
 
     def _release(self, stream: StreamRecord, index: int) -> None:
-        """Release a value that the stream itself retained."""
+        """Release a value that only the stream retained."""
         if index in stream.unclaimed:
             stream.unclaimed.discard(index)
             self.references.unpin((stream.value(index),))
@@ -167,7 +167,7 @@ class Streams:
             self.take(worker, message.rows)
 
     def take(self, worker: WorkerRecord, rows: m.Rows) -> None:
-        """Accept rows of ``Yielded`` from a worker or node."""
+        """Accept values from a worker or node."""
         touched: dict[StreamRecord, None] = {}
         for task_id, attempt, index, value, contained in rows:
             stream = self.records.get(task_id)
@@ -201,7 +201,7 @@ class Streams:
             self._allow(stream)
 
     def _declare(self, stream: StreamRecord, count: int) -> None:
-        """Record an attempt's number of values. Values of earlier attempts beyond it are lost."""
+        """Record an attempt's number of values. Those of earlier attempts beyond it are lost."""
         stream.declared = count
         if stream.actor or self.tables.recovering or self.tables.unsettled is not None:
             return
@@ -252,7 +252,7 @@ class Streams:
         self.tables.relayed_yields.append((home, (task_id, attempt, index, value, contained)))
 
     def _home_of(self, worker: WorkerRecord, task_id: bytes, attempt: int) -> bytes:
-        """The node for which this worker makes a stream; empty if there is none."""
+        """The home of a stream that this worker makes, or empty."""
         call = self.tables.relayed_streams.get(task_id)
         if call is not None:
             lives = self.tables.guests.get(call.actor) or self.tables.actors.get(call.actor)
@@ -272,7 +272,7 @@ class Streams:
         return self.tables.nodes.get(remote.node) if remote is not None else None
 
     def _is_maker(self, worker: WorkerRecord, stream: StreamRecord) -> bool:
-        """Whether a worker makes a stream; an actor's node may be unknown after a restart."""
+        """Whether a worker makes it; an actor's node may be unknown after a restart."""
         maker = self._worker_of(stream)
         return worker is maker or (maker is None and worker.remote and stream.actor != b"")
 
@@ -280,7 +280,7 @@ class Streams:
         return stream.actor != b"" or (stream.owner.task is not None and stream.owner.task.attempt == attempt)
 
     def _allow(self, stream: StreamRecord) -> None:
-        """Notify a stream's maker how far it may go, if that has changed. Before its first value it is not notified."""
+        """Allow a maker what is new. Before its first value it is not notified."""
         worker = self._worker_of(stream)
         if worker is None or worker.process is None:
             return
@@ -292,14 +292,14 @@ class Streams:
             self.tables.send(to + worker.process.incarnation, m.AllowYields(stream.owner.object_id[:TASK_BYTES], upto))
 
     def repeat(self, worker: WorkerRecord) -> None:
-        """Notify a node with a new daemon how far its streams may go."""
+        """Allow again what a new daemon's streams may make."""
         for stream in self.records.values():
             if self._worker_of(stream) is worker:
                 stream.allowed = None
                 self._allow(stream)
 
     def found_actor(self, actor_id: bytes) -> None:
-        """Notify an actor whose location is known again how far its streams may go."""
+        """Allow again what an actor, found again, may make."""
         for stream in self.records.values():
             if stream.actor == actor_id:
                 stream.allowed = None
@@ -308,11 +308,11 @@ class Streams:
     # -- the end --
 
     def on_maker_ended(self, ended: StreamMakerEnded) -> None:
-        """End the stream of a task with an outcome, or of a call with unreadable values."""
+        """End the stream of a task, or of a call with unreadable values."""
         self._end(self.records.get(ended.task_id), ended.status, ended.payload)
 
     def call_ended(self, call_id: bytes, status: int, payload: Any) -> None:
-        """End the stream of a call with an outcome."""
+        """End the stream of a call."""
         self.dropped.pop(call_id, None)
         self._end(self.records.get(call_id), status, payload)
 
@@ -376,29 +376,29 @@ class Streams:
     # -- after a restart of the daemon --
 
     def is_value(self, identifier: bytes) -> bool:
-        """Whether an object is a value of a stream of this home."""
+        """Whether it is of a stream of this home."""
         stream = self.records.get(identifier[:TASK_BYTES])
         return stream is not None and identifier != stream.owner.object_id
 
     def may_be_repeated(self, identifier: bytes, node: bytes) -> bool:
-        """Whether a node may repeat a retained value of a stream: it makes the stream, or its maker's place is unknown."""
+        """Whether a node may repeat a value: it makes the stream, or its maker's place is unknown."""
         stream = self.records.get(identifier[:TASK_BYTES])
         maker = self._worker_of(stream) if stream is not None else None
         return maker.token == node if maker is not None else stream is not None and stream.actor != b""
 
     def found(self, record: AnyObject) -> None:
-        """Accept a requested value that another node has retained."""
+        """Accept a requested value that a node retained."""
         self.records[record.object_id[:TASK_BYTES]].pending.pop(index_of(record.object_id) - 1, None)
         self.outcomes.announce(record)
 
     def positions_known(self) -> None:
-        """Set each stream's ``count`` once all consumers have reported: all values before the first requested one were accepted."""
+        """Set each ``count`` once all consumers have reported: values before the first requested one were accepted."""
         for stream in self.records.values():
             if not stream.count:
                 stream.count = min(stream.pending, default=0)
 
     def recovered(self) -> None:
-        """Let streams go on; rebuild ended ones with missing values."""
+        """Let streams go on; rebuild ended ones that lack values."""
         for stream in list(self.records.values()):
             self._rebuild(stream)
             self._allow(stream)

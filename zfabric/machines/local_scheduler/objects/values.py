@@ -1,7 +1,7 @@
 """Handlers of messages about values: put, held, released, fetched, located, lost.
 
-``outcomes`` decides what a value means to tasks, ``references`` how long it is retained. For a value in the arena (``Stored``), the store
-pins it for the reader and answers its place.
+``outcomes`` decides what a value means to tasks, ``references`` how long it is retained. The store pins values of the arena (``Stored``)
+for readers and answers their places.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from zfabric.protocol.messages import FAILED, OK
 
 
 class Values:
-    """Handles messages about values from processes and from the object store."""
+    """Messages about values, of processes and of the object store."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Values:
     # -- values of processes --
 
     def on_put(self, now: float, source: Address, message: m.Put) -> None:
-        """Record values that a process has put."""
+        """Record put values."""
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
@@ -70,7 +70,7 @@ class Values:
         self.keep_durable(process.incarnation, message.rows)
 
     def on_offer_results(self, now: float, source: Address, message: m.OfferResults) -> None:
-        """Record values that a process has: promised ones, or ones that a restarted scheduler lacks."""
+        """Record values of a process: promised ones, or ones that a restarted scheduler lacks."""
         known = source[1:] in self.tables.processes
         for identifier, status, value, contained in message.rows if known else ():
             found = self.tables.find(identifier)
@@ -90,7 +90,7 @@ class Values:
                     self.outcomes.set_failure(record, status, value)
 
     def _job_lives(self, identifier: bytes) -> bool:
-        """Whether the job of a value is alive: otherwise nobody would release the value."""
+        """Whether its job lives: else nobody would release it."""
         job = self.tables.jobs.get(identifier[:JOB_BYTES])
         return job is not None and not job.ended
 
@@ -110,7 +110,7 @@ class Values:
             self.tables.counts["holds_of_unknown"] += len(unknown)
 
     def _expect_elsewhere(self, object_ids: list[bytes]) -> list[bytes]:
-        """Make records of requested values of other homes' streams, which may not exist yet."""
+        """Record requested values of other homes' streams, which may not exist yet."""
         for object_id in object_ids:
             end = self.tables.end_of(object_id)
             if end is not None and end.hold is not None:
@@ -124,7 +124,7 @@ class Values:
     # -- requests for values --
 
     def on_fetch(self, now: float, source: Address, message: m.Fetch) -> None:
-        """Send a process the values that it requests, or note the requests."""
+        """Send requested values, or note the requests."""
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
@@ -152,7 +152,6 @@ class Values:
             self.tables.send_to_client(process, m.Objects(tuple(rows)))
 
     def _supply(self, agent: ProcessRecord, object_ids: m.Ids) -> None:
-        """Have the store locate values for the transfer agent."""
         missing = []
         for object_id in object_ids:
             record = self.tables.find(object_id)
@@ -164,7 +163,7 @@ class Values:
             self.tables.send_to_client(agent, m.Objects(tuple(missing)))
 
     def on_located(self, now: float, source: Address, message: m.Located) -> None:
-        """Pass on the places of values that the store has pinned."""
+        """Pass on places that the store has pinned."""
         by_process: dict[bytes, list[m.Row]] = {}
         for object_id, incarnation, offset, size in message.rows:
             if incarnation == self.tables.address[1:]:
@@ -188,7 +187,7 @@ class Values:
         self.tables.store_room = message.free if message.free >= 0 else None
 
     def on_objects_lost(self, now: float, source: Address, message: m.ObjectsLost) -> None:
-        """Rebuild or fail values that the store has lost."""
+        """Rebuild or fail lost values."""
         for object_id, reason in message.rows:
             record = self.tables.find(object_id)
             if record is None:
@@ -211,7 +210,7 @@ class Values:
     # -- durable values --
 
     def keep_durable(self, incarnation: bytes, rows: m.Rows) -> None:
-        """Have the head write durable values, rows as in ``Put``: they outlive this node and the cluster. Their processes are notified."""
+        """Have the head write durable values, rows as in ``Put``. Their processes are notified."""
         for object_id, value, _, durable in rows:
             if durable and type(value) is bytes:
                 self.requests.ask_head(m.Write, (("object", object_id, value),), (), then=self._kept, about=(incarnation, object_id))
@@ -224,7 +223,7 @@ class Values:
         self.tables.send_to_client(process, m.PutCommitted((object_id,), "" if answer.ok else answer.text))
 
     def read_durable(self) -> None:
-        """Read durable values whose other copies are lost; delete unneeded ones."""
+        """Read durable values without other copies; delete unneeded ones."""
         wanted, self.tables.durable_wanted = self.tables.durable_wanted, []
         for about in wanted:
             self.requests.ask_head(m.Read, "object", (about[0],), then=self.rebuilding.durable_found, about=about)
@@ -233,7 +232,7 @@ class Values:
             self.tables.send(self.tables.head_control_address, m.Write(0, (), deletes))
 
     def _expect_durable(self, object_ids: list[bytes], process: ProcessRecord) -> list[bytes]:
-        """Make records of durable values that the head may have: of former jobs, or inside a dead node's values."""
+        """Record durable values that the head may have: of former jobs, or inside a dead node's values."""
         own = process.job
         if own is None:
             return object_ids
@@ -248,12 +247,12 @@ class Values:
     # -- values whose rows were lost with a daemon --
 
     def take_orphans(self, rows: m.Rows) -> list[tuple[ObjectRecord, bool]]:
-        """Remove and return records whose rows were lost with a daemon and are submitted again."""
+        """Take records whose rows were lost with a daemon and are submitted again."""
         found = [pair for row in rows for pair in self.tables.orphans.pop(row[0], {}).items()]
         return [(record, lost) for each, lost in found if (record := self.tables.objects.pop(each, None)) is not None]
 
     def reunite(self, orphan: ObjectRecord, lost: bool, process: ProcessRecord) -> None:
-        """Join a value's record with its row: an existing value is not made again, a lost one is."""
+        """Join a record with its row: an existing value is not made again, a lost one is."""
         record = self.tables.find(orphan.object_id)
         if record is None or record.task is None:
             return

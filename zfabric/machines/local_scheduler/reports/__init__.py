@@ -1,1 +1,1 @@
-"""Answers to users' queries, and the check that all tables agree."""
+"""Answers to queries, and the check of all tables."""

@@ -1,4 +1,4 @@
-"""Listings and explanations of actors. Calls do not pass through the scheduler: only callers explain them."""
+"""Listings and explanations of actors. Only callers explain calls."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ class ActorReports:
         return sorted(processes[each].pid for each in incarnations if each in processes)
 
     def named(self, name: str) -> list[bytes]:
-        """Living actors with that name in every namespace, else dead ones."""
+        """Living actors of that name in every namespace, else dead ones."""
         living = [record.id for (space, known), record in self.actors.named.items() if known == name and space != JOBS_NAMESPACE]
         return living or [record.id for record in self._listed() if name and record.name == name]
 
     def explain(self, record: ActorRecord, wanted_by: Callable[[BlockedTask], str], queued: Callable[[], str]) -> Diagnosis:
-        """Why an actor is in its state. ``wanted_by`` describes what a call waits for, ``queued`` why the creation waits."""
+        """Why it is in its state: ``wanted_by`` describes what a call waits for, ``queued`` why the creation waits."""
         row = self._row(record)
         facts: list[tuple[str, str]] = [("actor", brief(record.id)), ("class", record.class_name), *self.tables.job_fact(record.id)]
         if record.name:
@@ -119,7 +119,6 @@ class ActorReports:
         return again + queued()
 
     def _shared_process(self, record: ActorRecord) -> str:
-        """Describe what a living actor in a shared process does."""
         running = record.worker.running_call if record.worker is not None else ()
         if not running:
             return "runs what it is called for"
@@ -131,7 +130,7 @@ class ActorReports:
         return f"waits, if it is called: {name} {brief(actor_id)}, which shares its process, runs its call {brief(call_id)}"
 
     def call_of(self, actor_id: bytes) -> str:
-        """Description of a call of this actor; empty if it is unknown."""
+        """An actor's call, described, or empty."""
         record = self.actors.records.get(actor_id)
         return f"call of {record.class_name} {brief(actor_id)}, {state_of(record)}" if record is not None else ""
 
@@ -151,12 +150,12 @@ def _holders(record: ActorRecord) -> set[bytes]:
 
 
 def watches(task: TaskRecord) -> bool:
-    """Whether a task makes an actor of the fabric that watches a job of ``zfabric submit --detach``."""
+    """Whether it makes the actor that watches a job of ``zfabric submit --detach``."""
     return task.function.actor is not None and task.option("namespace") == JOBS_NAMESPACE
 
 
 def watches_job(worker: WorkerRecord, tables: Tables) -> bool:
-    """Whether a worker has, or makes, an actor that watches a job."""
+    """Whether it has, or makes, such an actor."""
     tasks = (*map(tables.tasks.get, worker.actors), *worker.inflight.values())
     return any(task is not None and watches(task) for task in tasks)
 
@@ -186,6 +185,6 @@ def _listed(pids: list[int]) -> str:
 
 
 def blocked_on(names: list[str]) -> str:
-    """The sentence for a wait for these objects; without any, for a stream's reader."""
+    """The sentence for a wait for these; without any, for a stream's reader."""
     listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return f"is blocked in get, waiting for {listed}" if names else "waits for its stream to be read: it is as far ahead as it may be"

@@ -1,7 +1,6 @@
-"""What tasks of this home wait for, by shape, and which bundles are not reserved: what a program that adds nodes reads.
+"""What tasks of this home wait for, by shape, and missing bundles: for programs that add nodes.
 
-Tasks that wait for dependencies do not count. Of those that other nodes have, the ones count that these cannot have begun. Tasks in
-placement groups wait for their bundles.
+Tasks that wait for dependencies do not count, nor those that other nodes can have begun. Tasks in placement groups wait for their bundles.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class DemandReport:
         self.diagnoses = diagnoses
 
     def report(self, now: float) -> dict[str, Any]:
-        """Rows of shapes with ready tasks, and of placement groups that wait for bundles."""
+        """Shapes with ready tasks, and placement groups that wait."""
         rows: dict[tuple[object, object], dict[str, Any]] = {}
         for queue, task in self._ready():
             shape = queue.demand, hard_terms(queue.strategy)
@@ -38,7 +37,7 @@ class DemandReport:
         return {"demand": list(rows.values()), "pending_groups": list(self._groups())}
 
     def _ready(self) -> Iterator[tuple[ShapeQueue, TaskRecord]]:
-        """Tasks that no worker has, with their queues: of other nodes first, which have the oldest."""
+        """Tasks that no worker has: of other nodes first, which have the oldest."""
         for node in self.tables.nodes.values():
             for task in self._waiting_at(node):
                 queue = self.tables.queue_of(task)
@@ -61,12 +60,12 @@ class DemandReport:
 
 
 def hard_terms(strategy: Strategy) -> Strategy:
-    """The terms of a strategy that a node must meet."""
+    """Terms that a node must meet."""
     return tuple(term for term in strategy if term[0] == "hard")
 
 
 def labels_of(strategy: Strategy) -> dict[str, dict[str, list[str]]]:
-    """The labels that a strategy requires of a node: operators ("in", "not in") and values, by label."""
+    """Required operators ("in", "not in") and values, by label."""
     found: dict[str, dict[str, list[str]]] = {}
     for _, label, operator, values in hard_terms(strategy):
         found.setdefault(label, {})[operator] = list(values)

@@ -1,4 +1,4 @@
-"""Why a task, an object, an actor or a worker is in its state."""
+"""Why tasks, objects, actors and workers are in their states."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from zfabric.protocol.options import NO_ENVIRONMENT, GroupTerm, describe_strateg
 from zfabric.protocol.wording import size, span
 
 COPY = "copy"
-"""The maker, in listings, of a value of another home."""
+"""The maker, in listings, of another home's value."""
 ARGUMENTS_MOST = 8
 ERROR_CHARACTERS = 200
 
@@ -59,7 +59,7 @@ class Diagnoses:
         self.deadlocks = deadlocks
 
     def explain(self, subject: bytes, now: float | None = None) -> Diagnosis | None:
-        """Why the task, object, actor or worker with this id is in its state; None if it has no record.
+        """Why the thing with this id is in its state; None without a record.
 
         With ``now``, the facts say for how long.
         """
@@ -152,7 +152,7 @@ class Diagnoses:
         return "; ".join(parts) + (f"; and {more:,} more" if more > 0 else "")
 
     def place_of(self, record: AnyObject) -> str:
-        """Where a value is, with the name of its node."""
+        """Where a value is, with the node's name."""
         value, table = record.value, self.tables.node_table
         return f"node {table[value.place][2]}" if isinstance(value, Elsewhere) and value.place in table else where(value)
 
@@ -190,7 +190,7 @@ class Diagnoses:
         return f"its resources are free; waits for a worker ({starting} starting, {len(queue)} tasks in its queue){first}"
 
     def _requested(self, task: TaskRecord, now: float) -> str:
-        """What an autoscaler has requested for a task for which no node has room, as the end of a sentence."""
+        """What an autoscaler has requested for it, as the end of a sentence."""
         queue = self.tables.queue_of(task)
         if queue.group is None:
             has_room = not queue.away and queue.pool.fits(queue.demand)
@@ -237,7 +237,7 @@ class Diagnoses:
         return self.actors.records.get(actor_id) or self.tables.guests.get(actor_id)
 
     def actor_of_worker(self, worker: WorkerRecord) -> dict[str, str]:
-        """Class, name and id of the first actor in a process; empty texts if there is none."""
+        """Class, name and id of the first actor in it, or empty texts."""
         actor = self._actor_in(worker)
         if actor is None:
             return {"actor": "", "actor_id": ""}
@@ -245,7 +245,7 @@ class Diagnoses:
         return {"actor": title(actor) + (f" and {more:,} more" if more else ""), "actor_id": actor.id.hex()}
 
     def _wanted_by(self, blocked: BlockedTask) -> str:
-        """The objects that a blocked task or call waits for, and the circle that it is in."""
+        """What a blocked task or call waits for, and its circle."""
         names = [f"{brief(identifier)} ({self._maker(identifier, blocked)})" for identifier in blocked.wanted]
         circle = self.deadlocks.circle(blocked)
         return blocked_on(names) + (f"; it waits for itself: {circle}" if circle else "")
@@ -275,7 +275,7 @@ class Diagnoses:
         return "failed" if task.state == DONE and failed(task) else STATE_NAMES[task.state]
 
     def elapsed(self, task: TaskRecord, now: float) -> float | None:
-        """Seconds for which a task has run or been blocked, or since its submission if it has not begun; None if unknown.
+        """Seconds for which it has run or been blocked, or since its submission; None if unknown.
 
         No time is stored per task: lineage blocks have arrival times, workers the end of their last task.
         """
@@ -290,7 +290,7 @@ class Diagnoses:
         return None if since is None else max(0.0, now - since)
 
     def name_of_running(self, worker: WorkerRecord, executing: bytes) -> str:
-        """Name, in front of its output, of what a worker runs; else empty. ``executing`` is the task's id."""
+        """What a worker runs, for its output; else empty. ``executing`` is the task's id."""
         task = worker.inflight.get(executing)
         if task is not None:
             return task.name.rpartition("<locals>.")[2]
@@ -299,17 +299,17 @@ class Diagnoses:
 
 
 def running_since(worker: WorkerRecord) -> float:
-    """When the running task began: another had ended, or the one below had blocked."""
+    """When its task began: another had ended, or the one below had blocked."""
     return max([worker.last_progress, *(blocked.at for blocked in worker.blocked_tasks if blocked.at is not None)])
 
 
 def failed(task: TaskRecord) -> bool:
-    """Whether a value of the task has an error in its place."""
+    """Whether a value has an error in its place."""
     return any(record.status not in (OK, PENDING) for record in task.values())
 
 
 def where(value: bytes | Stored | Elsewhere | None) -> str:
-    """Where a value is, as in listings."""
+    """Where it is, as in listings."""
     if value is None:
         return "nowhere"
     return "inline" if isinstance(value, bytes) else "store" if isinstance(value, Stored) else f"node {value.place.hex()}"
@@ -321,11 +321,10 @@ _WITHOUT_TASK = {
     "stream": "a value that a stream yielded",
     COPY: "a copy of a value of another node",
 }
-"""Texts for values without a task, by their maker in listings."""
+"""Texts by makers of values without a task."""
 
 
 def _maker(record: AnyObject) -> str:
-    """What made an object without a task here."""
     index = index_of(record.object_id)
     if record.home and index < FIRST_CALL_INDEX:
         return COPY
@@ -351,7 +350,7 @@ def object_row(record: AnyObject) -> dict[str, Any]:
 
 
 def running_task(worker: WorkerRecord) -> TaskRecord | None:
-    """The first task in flight on a worker that is not blocked."""
+    """The first task in flight, unless it is blocked."""
     waiting = {blocked.task_id for blocked in worker.blocked_tasks}
     return next((task for identifier, task in worker.inflight.items() if identifier not in waiting), None)
 

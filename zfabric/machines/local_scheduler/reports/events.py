@@ -1,4 +1,4 @@
-"""The event table: when attempts and calls ran, and which workers and actors died."""
+"""The event table: when attempts and calls ran, and what died."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zfabric.protocol.trace import EACH_BYTES, marked, pack_event, pack_times, r
 
 
 class Events:
-    """Rows for the event table that wait for the next write."""
+    """Rows that wait for the next write."""
 
     def __init__(self, node: bytes, outcomes: Outcomes, actors: ActorDirectory) -> None:
         self.node = node
@@ -29,7 +29,7 @@ class Events:
         return bool(self._waiting)
 
     def take(self) -> m.Rows:
-        """Take the waiting rows, to be written by the caller."""
+        """Take the rows, to be written."""
         rows, self._waiting = tuple(self._waiting), []
         return rows
 
@@ -48,7 +48,7 @@ class Events:
             self._add(now, event)
 
     def _add(self, now: float, event: bytes) -> None:
-        """Add an event; its key sorts by time of receipt."""
+        """Add an event, sorted by receipt."""
         self._last += 1
         key = int(now * 1e6).to_bytes(8, "big") + self._last.to_bytes(4, "big", signed=False)
         self._waiting.append(("event", key, event))
@@ -71,7 +71,7 @@ class Events:
 
 
 def _attempts(node: bytes, worker: WorkerRecord, message: m.Completed, renamed: dict[int, str]) -> bytes:
-    """One event for a batch of attempts, with names of functions, which are dropped with their job.
+    """One event for a batch, with names of functions, which are dropped with their job.
 
     ``renamed`` has other names, and those of failed attempts, by place in the batch.
     """

@@ -1,4 +1,4 @@
-"""Whether the tables agree with each other: for tests and the simulator."""
+"""Whether the tables agree: for tests and the simulator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zfabric.protocol.machine import InvariantViolation
 
 
 def check(tables: Tables, pool: ResourcePool, lineage_bytes: int) -> None:
-    """Raise InvariantViolation where two facts disagree. ``lineage_bytes`` is the count of ``References``."""
+    """Raise InvariantViolation where facts disagree. ``lineage_bytes`` is the count of ``References``."""
     _check_turn(tables)
     held: dict[int, dict[str, int]] = {}
     for worker in tables.workers.values():
@@ -75,7 +75,6 @@ def check(tables: Tables, pool: ResourcePool, lineage_bytes: int) -> None:
 
 
 def _check_streams(tables: Tables) -> None:
-    """The count of a stream's values retains its task's row."""
     records = Counter(record.id[:TASK_BYTES] for record in tables.objects.values() if not record.home)
     for task_id, stream in tables.streams.items():
         count = records[task_id] - (stream.owner.object_id in tables.objects and not stream.owner.home)
@@ -84,7 +83,6 @@ def _check_streams(tables: Tables) -> None:
 
 
 def _check_turn(tables: Tables) -> None:
-    """A turn must leave no work behind."""
     left: dict[str, object] = {
         "things to decide": tables.end_due,
         "transitions": tables.transitions,

@@ -1,4 +1,4 @@
-"""The neighbourhood of a task or object: its inputs, submitter, results, and who waits for these (paper, figure 4)."""
+"""What is around a task or object: inputs, submitter, results, and who waits for these (paper, figure 4)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from zfabric.protocol.names import brief
 from zfabric.protocol.wording import size
 
 EACH_MOST = 40
-"""Most neighbours of one kind; ``more`` counts the others."""
+"""Most of one kind; ``more`` counts the others."""
 
 
 class Neighbourhood:
-    """Collects nodes and edges around one centre."""
+    """Nodes and edges around one centre."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
@@ -28,7 +28,7 @@ class Neighbourhood:
         self.more = 0
 
     def around(self, subject: bytes) -> dict[str, Any] | None:
-        """Nodes, edges, and how many neighbours were left out; None without a record."""
+        """Nodes, edges, and how many were left out; None without a record."""
         record = self.tables.find(subject) if len(subject) == OBJECT_BYTES else None
         task = record.task if record is not None else self.tables.tasks.get(subject)
         if task is None and record is None:

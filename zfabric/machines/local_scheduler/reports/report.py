@@ -1,7 +1,6 @@
 """Queries that a local scheduler answers: listings, status, pages of tables, explanations.
 
-Answers are plain data, given in the turn of the query, except: the object store completes reports about values and its room, the control
-store reads pages of its tables, and a process inspects its own threads.
+Answers are plain data, given in the turn of the query, except those of the object store, the control store, or an inspected process.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ from zfabric.protocol.options import NODE_ID, STORE_MEMORY
 PAGE_MAX = 1000
 """Rows of the control store per answer."""
 SAMPLING_MOST = 1.5
-"""Longest sampling of stacks in seconds: within the time in which a node must answer another."""
+"""Longest sampling of stacks in seconds: within another node's wait for the answer."""
 HOLDERS_MAX = 8
-"""Most holders of an object that are named."""
+"""Most holders named."""
 FAILURES_MAX = 500
 ERROR_MOST = 8192
-"""Most failed tasks in an answer, and most bytes of an error with its traceback."""
+"""Most failed tasks in an answer, and most bytes of an error."""
 FOUND_MAX = 20
 """Most things that one text may name."""
 FROM_STORE = {
@@ -139,7 +138,7 @@ class Reports:
             "nothing": self._nothing,
             "output": self._nothing,  # The shell sends the output of workers ahead of the answer.
         }
-        """Queries answered at once: (now, arguments) -> answer."""
+        """Answered at once: (now, arguments) -> answer."""
         self._relayed: dict[str, Callable[..., None]] = {
             "rows": self._ask_rows,
             "actor log": read_log,
@@ -150,7 +149,7 @@ class Reports:
             "remove group": groups.remove,
             **relayed,
         }
-        """Queries that others answer: (source, token, arguments). The answer goes to ``source``."""
+        """Answered by others: (source, token, arguments). The answer goes to ``source``."""
 
     @property
     def queries(self) -> list[str]:
@@ -158,7 +157,7 @@ class Reports:
         return sorted((*self._reports, *self._relayed))
 
     def answer(self, now: float, source: Address, message: m.Query) -> None:
-        """Answer a query, now or when others have answered. An error is answered with its reason."""
+        """Answer a query, now or later; an error with its reason."""
         token, what, arguments = message
         payload, error = None, ""
         try:
@@ -179,17 +178,15 @@ class Reports:
         self.tables.send(source, m.Answer(token, payload, error))
 
     def _ask_stacks(self, source: Address, token: int, pid: int, seconds: float = 0.0) -> None:
-        """Have a process sample its stacks: a worker's control thread at once, a driver within a second."""
+        """Sample stacks: a worker's control thread at once, a driver within a second."""
         if not isinstance(seconds, int | float) or not 0.0 <= seconds <= SAMPLING_MOST:
             raise ValueError(f"stacks are sampled for 0 to {SAMPLING_MOST:g} seconds, not {seconds!r}; ask again to see more")
         self._inspect(source, token, pid, "stacks", float(seconds))
 
     def _ask_calls(self, source: Address, token: int, pid: int) -> None:
-        """Have a process count its waiting calls per actor: calls do not pass through the scheduler."""
         self._inspect(source, token, pid, "calls", 0.0)
 
     def _ask_runs(self, source: Address, token: int, pid: int) -> None:
-        """Have a worker report what it runs and how many calls wait in it."""
         if not isinstance(self.tables.by_pid.get(pid), WorkerRecord):
             raise ValueError(f"no worker of this cluster has the pid {pid}")
         self._inspect(source, token, pid, "runs", 0.0)
@@ -202,12 +199,12 @@ class Reports:
         self.tables.send(to, m.Inspect(source, token, about, seconds))
 
     def _measure_calls(self, now: float) -> None:
-        """Have actors report for a while how long calls wait in their queues."""
+        """Have actors report for a while how long calls wait."""
         for worker in self.tables.latencies.workers_to_ask(now, self.tables.workers.values()):
             self.tables.send_to_control(worker, m.MeasureCalls(MEASURED_SECONDS))
 
     def _processes(self, now: float, subject: bytes) -> list[int]:
-        """Pids for a worker, task, actor or object; without a subject, of all drivers and workers."""
+        """Pids for a worker, task, actor or object; else of all drivers and workers."""
         tables = self.tables
         if not subject:
             drivers = [job.driver.pid for job in tables.jobs.values() if job.driver is not None]
@@ -221,7 +218,6 @@ class Reports:
     # -- what the object store adds --
 
     def _store_answered(self, now: float, about: tuple[Address, int, str, Any], answer: m.Answer) -> None:
-        """Send a report that the object store has completed."""
         source, token, what, payload = about
         known: Any = answer.payload
         if what == "available_resources":
@@ -246,7 +242,7 @@ class Reports:
     # -- rows of the control store --
 
     def _ask_rows(self, source: Address, token: int, table: str, after: bytes = b"", limit: int = PAGE_MAX) -> None:
-        """Request a page of a table for ``source``: ``(rows, whether there are more)``. The first page waits for earlier writes."""
+        """Request a page, ``(rows, whether there are more)``. The first waits for earlier writes."""
         if table not in TABLES:
             raise ValueError(f"there is no table {table!r}; there are {', '.join(TABLES)}")
         if not (isinstance(after, bytes) and isinstance(limit, int) and limit > 0):
@@ -258,7 +254,7 @@ class Reports:
             self.requests.ask(m.Write, (), (), then=self._read_rows, about=about)
 
     def _read_rows(self, now: float, about: tuple[Address, int, str, bytes, int], answer: m.Written | None = None) -> None:
-        """Read the page: all earlier writes are committed or have failed."""
+        """Read the page: earlier writes are committed or have failed."""
         _, _, table, after, limit = about
         self.requests.ask(m.Scan, table, b"", after, limit, then=self._rows_found, about=about)
 
@@ -276,7 +272,7 @@ class Reports:
         return [self._task_row(task, now) for task in islice(chosen, min(limit, LIST_LIMIT))]
 
     def _by_progress(self, wanted: set[str]) -> Iterator[TaskRecord]:
-        """Tasks, running ones first. All are searched only for states that no queue and no worker has."""
+        """Running tasks first. All are searched only for states that no queue and no worker has."""
         tables = self.tables
         inflight = chain.from_iterable(worker.inflight.values() for worker in tables.workers.values())
         running = (task for task in inflight if task.state != DONE)
@@ -314,7 +310,7 @@ class Reports:
         ]
 
     def _locate(self, now: float, object_ids: tuple[bytes, ...]) -> dict[bytes, m.Row]:
-        """Known objects of these: (size or None, nodes, only on disk, has an outcome)."""
+        """Known objects: (size or None, nodes, only on disk, has an outcome)."""
         if type(object_ids) is not tuple or len(object_ids) > LIST_LIMIT or any(type(each) is not bytes for each in object_ids):
             raise ValueError(f"it takes up to {LIST_LIMIT} ids of objects")
         found: dict[bytes, m.Row] = {}
@@ -327,7 +323,6 @@ class Reports:
         return found
 
     def _held_by(self, record: AnyObject) -> list[str]:
-        """The first few holders of an object."""
         holders = record.holders if isinstance(record.holders, set) else () if record.holders is None else (record.holders,)
         names = []
         for holder in sorted(islice(holders, HOLDERS_MAX)):
@@ -364,7 +359,7 @@ class Reports:
         return rows
 
     def _failures(self, now: float, limit: int = FAILURES_MAX, subject: bytes = b"") -> list[dict[str, Any]]:
-        """The newest failed tasks with refs, or one, with their packed errors (``protocol.failures``)."""
+        """The newest failed tasks with refs, or one, with packed errors (``protocol.failures``)."""
         failures = self.tables.failures
         chosen = reversed(failures.values()) if not subject else (failures[each] for each in (subject[:TASK_BYTES],) if each in failures)
         rows = []
@@ -376,7 +371,7 @@ class Reports:
         return rows
 
     def _functions(self, now: float) -> list[dict[str, Any]]:
-        """Progress of each function's tasks in running jobs; a class counts its actors.
+        """Progress by function in running jobs; a class counts its actors.
 
         Counts are kept at the tasks' home, so that the size of a job does not matter.
         """
@@ -453,17 +448,17 @@ class Reports:
         }
 
     def _autoscaler(self, now: float, *report: Any) -> list[dict[str, Any]]:
-        """Take an autoscaler's report, if it comes with one; answer with the last one."""
+        """Take an autoscaler's report, if any; answer with the last."""
         if report:
             self.tables.requested_nodes.take(now, *report)
         return self.tables.requested_nodes.rows(now)
 
     def _only_watches(self, job: JobRecord) -> bool:
-        """Whether nothing is left of a job but actors that watch jobs."""
+        """Whether only actors that watch jobs are left of it."""
         return job.driver is None and not job.home and all(watches(each.task) for each in self.actors.of(job))
 
     def _copied_bytes(self, now: float) -> dict[str, int]:
-        """Bytes copied to this node, by the source node's name; "several" if more than one was asked."""
+        """Bytes copied here, by source; "several" if more than one was asked."""
         found: dict[str, int] = {}
         for node, many in self.tables.copied_bytes.items():
             name = self._name_of(node) if node else "several"
@@ -518,7 +513,6 @@ class Reports:
         return None if explanation is None else (explanation.state, explanation.reason, explanation.facts)
 
     def _neighbours(self, now: float, subject: bytes) -> dict[str, Any] | None:
-        """What is around a task or object, for a drawing."""
         return Neighbourhood(self.tables).around(subject)
 
     def _find(self, now: float, text: str) -> list[dict[str, str]]:
@@ -580,12 +574,12 @@ class Reports:
         """Do nothing: the answer shows that everything sent before was handled."""
 
     def _actor(self, now: float, name: str, namespace: str) -> m.Row | None:
-        """Id of the living actor with this name, and what its handle is made of."""
+        """A living actor's id, and what its handle is made of."""
         record = self.actors.named.get((namespace, name))
         return None if record is None else (record.id, record.task.function.actor)
 
     def _actor_of(self, now: float, actor_id: bytes) -> m.Row | None:
-        """Name of the actor with this id, and what its handle is made of."""
+        """An actor's name, and what its handle is made of."""
         record = self.actors.records.get(actor_id) or self.tables.guests.get(actor_id)
         task = record.task if record is not None else self.tables.tasks.get(actor_id)  # It may be in its ``__init__`` here.
         return None if task is None or task.function.actor is None else (task.option("name") or "", task.function.actor)
@@ -594,7 +588,7 @@ class Reports:
         return [_group_row(record) for record in self.tables.groups.values()]
 
     def _group(self, now: float, name: str, namespace: str, identifier: bytes = b"") -> m.Row | None:
-        """Id, home, bundles and name of the placement group with this name or id."""
+        """A placement group's id, home, bundles and name."""
         for record in self.tables.groups.values():
             if record.id == identifier or (name and (record.name, record.namespace) == (name, namespace)):
                 return record.id, self.node, record.bundles, record.name
@@ -624,7 +618,6 @@ def _group_row(record: GroupRecord) -> dict[str, Any]:
 
 
 def _take_used(available: dict[str, float], store: Mapping[str, float]) -> None:
-    """Subtract what the object store has in use."""
     if STORE_MEMORY in available:
         available[STORE_MEMORY] = max(0.0, available[STORE_MEMORY] - store["used"] - store["granted"])
 

@@ -1,4 +1,4 @@
-"""Samples of this node for its time series."""
+"""Samples for the node's time series."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zfabric.protocol.options import RESOURCE_UNIT
 
 
 class Measured(NamedTuple):
-    """Measured by the shell: shares of processors and memory in use, bytes of values in the object store and on disk."""
+    """By the shell: shares of processors and memory in use, bytes of values in the object store and on disk."""
 
     cpu: float
     memory: float
@@ -25,7 +25,7 @@ class Measured(NamedTuple):
 
 
 class Sampling:
-    """Takes a sample when the shell asks. Tasks are counted at their home, calls where they ran."""
+    """Samples when the shell asks. Tasks are counted at their home, calls where they ran."""
 
     def __init__(self, tables: Tables, pool: ResourcePool, events: Events) -> None:
         self.series = TimeSeries()
@@ -33,12 +33,12 @@ class Sampling:
         self._pool = pool
         self._events = events
         self._seen: dict[FunctionRecord, tuple[int, int]] = {}
-        """(ended, failed) tasks of each function at the last sample."""
+        """(ended, failed) tasks at the last sample."""
         self._last: tuple[float, int, int] | None = None
         """(time, calls, copied bytes) at the last sample."""
 
     def sample(self, now: float, measured: Measured) -> None:
-        """Add a sample that ends now. The first call only begins."""
+        """Add a sample that ends now; the first call only begins."""
         tables = self._tables
         calls, copied = self._events.ended_calls, sum(tables.copied_bytes.values())
         jobs = [*tables.jobs.values(), *tables.ended_jobs]
@@ -82,6 +82,6 @@ class Sampling:
         return ended, failed
 
     def report(self, now: float, seconds: float = 0.0) -> list[dict[str, object]]:
-        """The samples of the last ``seconds``; a list, so that nodes' answers can be joined."""
+        """The last ``seconds``; a list, so that nodes' answers can be joined."""
         fine, coarse = self.series.after(now - seconds)
         return [{"now": now, "fine": [tuple(each) for each in fine], "coarse": [tuple(each) for each in coarse]}]

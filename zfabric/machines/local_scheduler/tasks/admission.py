@@ -1,4 +1,4 @@
-"""How a row becomes a waiting or ready task; rows that are repeated or refused."""
+"""How a row becomes a waiting or ready task, or is repeated or refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zfabric.protocol.messages import FAILED, OK
 from zfabric.protocol.options import Strategy, option
 
 STRATEGIES_MOST = 1000
-"""Strategies of a function for which shared extra fields are cached."""
+"""Strategies of a function with cached extra fields."""
 OF_QUEUES = frozenset({"demand", "env", "strategy", "captured"})
 """Options that decide on a task's queue."""
 
@@ -37,7 +37,7 @@ class Admission:
         self.stopping = stopping
 
     def accept(self, process: ProcessRecord, rows: m.Rows, now: float) -> list[TaskRecord]:
-        """Make records of tasks that a worker already has. Raises Refusal for tasks that are not plain."""
+        """Record tasks that a worker already has. Raises Refusal if they are not plain."""
         job = process.job
         if job is None or job.ended:
             self.refuse_all(process.incarnation)
@@ -63,7 +63,7 @@ class Admission:
         return accepted
 
     def admit_with_strategy(self, task: TaskRecord, strategy: Strategy) -> None:
-        """Admit a task whose only option is a strategy; there are as many as plain tasks."""
+        """Admit a task with no option but a strategy: these are as many as plain ones."""
         function = task.function
         extras = function.by_strategy.get(strategy)
         if extras is None or extras.demand_queue.token not in self.tables.queues:  # type: ignore[union-attr]
@@ -75,7 +75,7 @@ class Admission:
         extras.demand_queue.tasks.append(task)  # type: ignore[union-attr]
 
     def set_terms(self, task: TaskRecord, now: float) -> None:
-        """Apply a call's own resources, environment and deadline."""
+        """Apply a call's resources, environment and deadline."""
         own = {name: value for name, value in task.options or () if value is not None}
         if not own.keys().isdisjoint(OF_QUEUES):
             function = task.function
@@ -94,14 +94,14 @@ class Admission:
             self.stopping.expect(task, now + timeout)
 
     def resolve(self, task: TaskRecord, others: int = 0) -> None:
-        """Pin what a row names, and count the dependencies without a value.
+        """Pin what a row names, and count dependencies without a value.
 
         ``others`` counts what else the task waits for; each calls ``Outcomes.resolved``.
         """
         self._resolve(task, others)
 
     def resolve_later(self, task: TaskRecord) -> None:
-        """Resolve a task that another node may run: it also waits for all nodes to register."""
+        """Resolve a task that other nodes may run: it also waits for all to register."""
         assert self.tables.unsettled is not None
         self.tables.unsettled[task] = None
         self._resolve(task, 1)
@@ -151,12 +151,12 @@ class Admission:
             self.outcomes.report_to(process, task)
 
     def refuse_all(self, incarnation: bytes) -> None:
-        """Refuse the rows of a process whose job has ended."""
+        """Refuse the rows of an ended job's process."""
         self.tables.counts["refused"] += 1
         self.tables.send(CLIENT + incarnation, m.Refused("JobEndedError", "the job has ended; call zf.init() for a new one"))
 
     def refuse_unknown(self, process: ProcessRecord, row: m.Row) -> None:
-        """Refuse a row whose function was never exported."""
+        """Refuse a row of an unknown function."""
         process.results.append((row[0], FAILED, (pack_failure("FabricError", "the function was never exported"),)))
         self.tables.touched[process] = None
 

@@ -1,8 +1,8 @@
 """Backpressure: producers of large values wait while the object store is nearly full and consumers make room.
 
-The store reports its free room once less than half is left (``StoreRoom``). A task without inputs waits if its expected result, with those
-of running tasks, exceeds the room, and a task runs or can run that reads a value which only tasks need. It waits no longer once such tasks
-take longer than usual: the store then spills.
+The store reports its room once less than half is left (``StoreRoom``). A task without inputs waits if its expected result, with those of
+running tasks, exceeds the room, and a task runs or can run that reads a value which only tasks need. Once such tasks take longer than
+usual, it waits no longer: the store spills.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from zfabric.machines.local_scheduler.records import ASSIGNED, READY, ShapeQueue
 from zfabric.machines.local_scheduler.tables import Tables
 
 HOLD_SECONDS = 5.0
-"""Longest wait of producers; twice the usual time of the consumers if that is longer."""
+"""Longest wait, or twice the consumers' usual time."""
 LOOKED_AT = 16
 """Consumers of a queue, and tasks of a worker, that are examined."""
 
 
 class Backpressure:
-    """Decides in each turn which tasks wait for room."""
+    """Decides which tasks wait for room."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self.until: float | None = None
         """When the wait for room ends."""
         self._until = 0.0
-        """The same, if the wait begins in this turn."""
+        """The same, for a wait from this turn on."""
         self._room: float | None = None
-        """Bytes of the store that no begun task will need; None if nothing waits for room."""
+        """Bytes of the store that no begun task will need; None if nothing waits."""
         self._holds = False
 
     def begin_turn(self, now: float) -> None:
-        """Decide whether anything waits for room in this turn."""
+        """Decide whether anything waits in this turn."""
         if self._room is not None and not self._holds:
             self.until = None  # There was room for everything.
         self._room, self._holds = None, False
@@ -50,7 +50,7 @@ class Backpressure:
             self._room = room - sum(task.function.result_bytes for task in running if not task.row[3])
 
     def holds(self, queue: ShapeQueue) -> bool:
-        """Whether the next of a queue's tasks without inputs waits for room."""
+        """Whether its next task without inputs waits."""
         if self._room is None or not queue.tasks or queue.tasks[0].row[3]:
             return False
         size = queue.tasks[0].function.result_bytes
@@ -63,12 +63,12 @@ class Backpressure:
         return True
 
     def begun(self, batch: list[TaskRecord]) -> None:
-        """Note that tasks were given to a worker."""
+        """Note tasks given to a worker."""
         if self._room is not None:
             self._room -= sum(task.function.result_bytes for task in batch if not task.row[3])
 
     def _longest_consumer(self) -> float | None:
-        """Longest average time of the tasks that make room; None if none runs or can run here."""
+        """Longest average time of tasks that make room here; None without any."""
         found: list[TaskRecord] = []
         for worker in self.tables.workers.values():
             found += [task for task in islice(running(worker), LOOKED_AT) if self._makes_room(task)]
@@ -79,17 +79,17 @@ class Backpressure:
         return max((task.function.mean or 0.0 for task in found), default=None)
 
     def _makes_room(self, task: TaskRecord) -> bool:
-        """Whether a task reads a value of this store that no process holds."""
+        """Whether it reads a value of this store that no process holds."""
         records = map(self.tables.find, task.row[3])
         return any(record is not None and type(record.value) is Stored and record.holders is None for record in records)
 
 
 def running(worker: WorkerRecord) -> list[TaskRecord]:
-    """Tasks of a worker, without blocked ones."""
+    """A worker's tasks, without blocked ones."""
     waiting = {blocked.task_id for blocked in worker.blocked_tasks}
     return [task for task in worker.inflight.values() if task.state == ASSIGNED and task.id not in waiting]
 
 
 def _goes_on(queue: ShapeQueue) -> bool:
-    """Whether a queue's task may begin now, or when one of its own has ended."""
+    """Whether its task may begin, now or after one of its own."""
     return queue.pool.fits(queue.demand) or any(not worker.blocked_tasks for worker in queue.leased.values())

@@ -1,10 +1,7 @@
 """Direct submission: a driver that waits for each task sends the next straight to the worker.
 
-That makes two hops instead of four.
-
-Driver and worker both report to the scheduler, in either order; a worker's report is retained until the driver's arrives. Apart from that,
-the task is like any other. A direct lease ends when the worker is wanted elsewhere, is idle for a while, or dies. The driver may be
-notified late, so its tasks are accepted until it has acknowledged the end.
+Driver and worker both report to the scheduler, in either order; a worker's report is retained until the driver's arrives. A direct lease
+ends when the worker is wanted elsewhere, is idle for a while, or dies. The driver's tasks are accepted until it has acknowledged the end.
 """
 
 from __future__ import annotations
@@ -21,11 +18,11 @@ from zfabric.protocol.ids import WORKER, Address, object_id
 from zfabric.protocol.messages import OK
 
 SENT_MAX = 256
-"""Outcomes per lease that are retained in case the worker's message is lost; beyond that, all are repeated."""
+"""Outcomes per lease retained in case the worker's message is lost; beyond that, all are repeated."""
 
 
 class DirectSubmissions:
-    """Direct leases, and the tasks submitted under them."""
+    """Direct leases and their tasks."""
 
     def __init__(self, tables: Tables, references: References, outcomes: Outcomes, stopping: Stopping, admission: Admission) -> None:
         self.tables = tables
@@ -34,9 +31,9 @@ class DirectSubmissions:
         self.stopping = stopping
         self.admission = admission
         self.candidates: dict[bytes, ProcessRecord] = {}
-        """Single tasks of this turn, with drivers that qualify for a lease."""
+        """Single tasks of this turn, with qualified drivers."""
         self.waiting: dict[bytes, DirectLease] = {}
-        """Leases with messages that wait for the worker's reports."""
+        """Leases with messages that wait for the worker."""
         self.active: dict[bytes, DirectLease] = {}
         """Leases that have not ended, by worker token."""
 
@@ -52,7 +49,7 @@ class DirectSubmissions:
             self.candidates[rows[0][0]] = process
 
     def end_of_turn(self, now: float) -> None:
-        """Begin direct leases with the workers that received such tasks in this turn."""
+        """Begin leases with the workers of such tasks."""
         if self.active:
             self.tables.deadlines.note(DIRECT)
         for lease in self.active.values():
@@ -91,7 +88,7 @@ class DirectSubmissions:
     # -- what is submitted --
 
     def on_submitted_direct(self, now: float, source: Address, message: m.SubmittedDirect) -> None:
-        """Record a driver's tasks for a worker. Without rows, it acknowledges the end of the lease."""
+        """Record a driver's tasks. Without rows, it acknowledges the lease's end."""
         driver = self.tables.processes.get(source[1:])
         lease = driver.direct.get(message.worker) if driver is not None else None
         if driver is None or lease is None:
@@ -106,7 +103,7 @@ class DirectSubmissions:
         lease.until = now + self.tables.config.direct_lease_seconds
 
     def _begun(self, lease: DirectLease, task: TaskRecord, now: float) -> None:
-        """Record that the worker has received a task, and perhaps ended or returned it."""
+        """Record that the worker has a task, and perhaps ended or returned it."""
         worker = lease.worker
         returned = lease.early.get(task.id, ()) is None
         ended = lease.early.pop(task.id, None)
@@ -132,7 +129,7 @@ class DirectSubmissions:
     # -- messages that refer to unreported values --
 
     def on_direct_counts(self, now: float, source: Address, message: m.DirectCounts) -> None:
-        """Record how many values a worker has sent to a driver, or a driver has received."""
+        """Record how many values were sent, or received."""
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
@@ -147,7 +144,7 @@ class DirectSubmissions:
                 lease.received = message.number
 
     def wait(self, source: Address, message: m.Message) -> bool:
-        """Retain a message whose sender has values that the worker has not reported. Return whether it waits."""
+        """Retain a message whose sender has unreported values. Return whether it waits."""
         process = self.tables.processes.get(source[1:])
         for lease in process.direct.values() if process is not None else ():
             if lease.received > lease.ended:
@@ -157,7 +154,7 @@ class DirectSubmissions:
         return False
 
     def take_waiting(self) -> list[tuple[Address, m.Message]]:
-        """Take messages whose missing reports have arrived."""
+        """Take messages that wait no longer."""
         found: list[tuple[Address, m.Message]] = []
         for token, lease in list(self.waiting.items()):
             if lease.received <= lease.ended:
@@ -169,7 +166,7 @@ class DirectSubmissions:
     # -- leases end --
 
     def end(self, worker: WorkerRecord) -> None:
-        """End the direct lease of a worker, and notify its driver."""
+        """End a worker's lease, and notify its driver."""
         lease = worker.direct
         if lease is None or lease.over:
             return
@@ -191,14 +188,14 @@ class DirectSubmissions:
             self._drop_early(lease, [each for each, said in lease.early.items() if said is not None and not _is_plain(*said)])
 
     def driver_gone(self, driver: ProcessRecord) -> None:
-        """Drop the leases of an exited driver."""
+        """Drop an exited driver's leases."""
         for lease in list(driver.direct.values()):
             self.active.pop(lease.worker.token, None)
             lease.waiting.clear()
             self._forget(lease)
 
     def _report_again(self, lease: DirectLease) -> None:
-        """Send a driver the outcomes that the worker should have sent."""
+        """Send what the worker should have sent."""
         sent, lease.sent = lease.sent, []
         for task in sent if lease.driver.incarnation in self.tables.processes else ():
             if task.holders is not None and self.tables.tasks.get(task.id) is task:
@@ -225,7 +222,7 @@ class DirectSubmissions:
             lease.worker.direct = None
 
     def next_deadline(self) -> float | None:
-        """When the lease of an idle worker expires next."""
+        """When an idle worker's lease expires."""
         return min((lease.until for lease in self.active.values() if not lease.worker.inflight), default=None)
 
     def idle(self) -> list[WorkerRecord]:

@@ -1,12 +1,12 @@
 """Which worker runs which tasks next: decided once per turn, over queues of one shape.
 
-A worker leases a queue's demand and receives a few milliseconds of its tasks, and is topped up; the lease ends when nothing is left, so
-that other shapes get resources. While some queue is starved, no lease is topped up. A longer task is sent one ahead, so that no worker
-idles for a round trip, and taken back as soon as others could run it or need the worker (``send_ahead``).
+A worker leases a queue's demand, receives a few milliseconds of its tasks, and is topped up; the lease ends when nothing is left. While
+some queue is starved, no lease is topped up. A longer task is sent one ahead, so that no worker idles for a round trip, and taken back as
+soon as others could run it or need the worker (``send_ahead``).
 
-A worker whose top task waits in ``get`` receives tasks that this one waits for, directly or through others, and no other ones: so a buried
-task is waited for only by a task above it in a circle of the program's own. If there are none, the CPU is lent and, within a limit, another
-worker may start.
+A worker whose top task waits in ``get`` receives only tasks that this one waits for, directly or through others: so a buried task is waited
+for only by a task above it in a circle of the program's own. If there are none, the CPU is lent and, within a limit, another worker may
+start.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from zfabric.protocol.options import RESOURCE_UNIT, Demand
 from zfabric.protocol.pieces import within_row
 
 INLINE_SEARCH_MAX = 256
-"""Objects visited per turn in search of a task for a blocked worker."""
+"""Objects visited per turn in search of a blocked worker's tasks."""
 AHEAD_SECONDS = 0.5
-"""Longest task sent ahead, or behind which one is sent: a thousand round trips."""
+"""Longest task sent ahead, or with one behind it: a thousand round trips."""
 AHEAD_BYTES = 2**20
 """Largest expected result of a producer sent ahead; more takes longer than a round trip."""
 
@@ -75,16 +75,16 @@ class Dispatcher:
         self.workers = workers
         self.backpressure = Backpressure(tables)
         self._blocked: dict[bytes, BlockedTask] = {}
-        """Blocked tasks by id: an index over all workers' stacks."""
+        """Blocked tasks by id, of all workers' stacks."""
         self.starved = False
-        """Whether some feasible shape has ready tasks and none running."""
+        """Whether a feasible shape has ready tasks and none running."""
         self._turn = 0
         self.ahead: dict[bytes, WorkerRecord] = {}
-        """Workers that were sent a task behind the one that they run, by token, the last one last; some have begun it."""
+        """Workers sent a task behind the one that they run, by token, the last one last; some have begun it."""
         self.overdue_at: float | None = None
-        """When to look for tasks that turn out to be long and have others behind them."""
+        """When to look for long tasks with others behind them."""
         self._unfinished = False
-        """Whether a search for a blocked worker's tasks continues in the next turn."""
+        """Whether a search continues in the next turn."""
         self._looked_at = 0
         """``Tables.became_ready`` when this turn began."""
 
@@ -172,7 +172,6 @@ class Dispatcher:
                 # Inputs are being rebuilt or copied: others may begin.
 
     def _serve_actors(self, queue: ShapeQueue, now: float) -> None:
-        """Give each task a worker for life."""
         while queue.drop_stale() and queue.pool.fits(queue.demand):
             worker = self.workers.idle_for(queue)
             if worker is None:
@@ -224,7 +223,7 @@ class Dispatcher:
         worker.shared = True
 
     def _serve_async(self, queue: ShapeQueue, now: float) -> None:
-        """Fill each worker up to its concurrency before leasing another."""
+        """Fill each worker up to its concurrency before the next."""
         for worker in list(queue.leased.values()):
             self._fill_async(worker, queue, now)
         while self._ready(queue) and queue.pool.fits(queue.demand):
@@ -253,7 +252,7 @@ class Dispatcher:
             self._assign(worker, batch, now, inline=False)
 
     def host(self, worker: WorkerRecord, task: TaskRecord) -> None:
-        """Dedicate a worker to an actor, or to actors that share it."""
+        """Dedicate a worker to an actor, or to sharing actors."""
         queue = self.tables.queue_of(task)
         if queue.shared:
             self.share(worker, queue)
@@ -264,12 +263,12 @@ class Dispatcher:
         worker.state = HOSTING
 
     def _ready(self, queue: ShapeQueue) -> int:
-        """Number of a queue's tasks that may begin; the first is ready."""
+        """How many tasks may begin; the first is ready."""
         ready = queue.drop_stale()
         return len(queue.consumers) if ready and self.backpressure.holds(queue) else ready
 
     def _line(self, queue: ShapeQueue, now: float) -> deque[TaskRecord]:
-        """The line of a queue that is next, unless none may begin."""
+        """What a queue serves next, unless none may begin."""
         return queue.consumers if self.backpressure.holds(queue) else queue.line(now)
 
     # -- leases --
@@ -286,13 +285,13 @@ class Dispatcher:
         queue.leased[worker.token] = worker
 
     def idle_at_once(self, queue: ShapeQueue) -> WorkerRecord | None:
-        """The idle worker that a turn would give a queue's only task; None if the turn has more to decide."""
+        """The idle worker for a queue's only task; None if the turn has more to decide."""
         if self.starved or self.tables.reserving or not queue.pool.fits(queue.demand):
             return None
         return self.workers.idle_for(queue)
 
     def begun(self, worker: WorkerRecord, queue: ShapeQueue, task: TaskRecord, now: float) -> None:
-        """Lease an idle worker, and record that it was sent a task."""
+        """Lease an idle worker that was sent a task."""
         self._lease(worker, queue)
         task.assign(worker)
         worker.inflight[task.id] = task
@@ -301,11 +300,11 @@ class Dispatcher:
         self.tables.counts["dispatched"] += 1
 
     def resume(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
-        """Lease a worker again after a restart of the daemon."""
+        """Lease a worker again after a restart."""
         self._lease(worker, queue)
 
     def end_lease(self, worker: WorkerRecord, now: float) -> None:
-        """End the lease of a worker without work. One with GPUs exits; its GPUs are free once it is proved dead.
+        """End a lease. A worker with GPUs exits; its GPUs are free once it is proved dead.
 
         CUDA shows a process the same GPUs for life, and libraries keep GPU memory: each assignment of GPUs needs a fresh process.
         """
@@ -318,12 +317,12 @@ class Dispatcher:
         worker.idle_since = now
 
     def end_idle(self, now: float) -> None:
-        """End direct leases of idle workers, so that a query finds their resources free."""
+        """End idle direct leases: a query finds their resources free."""
         for worker in self.direct.idle():
             self.end_lease(worker, now)
 
     def _hold_gpus(self, worker: WorkerRecord) -> None:
-        """Count a process's GPUs as used until it exits, although its task is gone."""
+        """Count its GPUs as used until it exits."""
         if not worker.demand:
             worker.demand = (("GPU", RESOURCE_UNIT * len(worker.gpus)),)
             worker.pool = self.pool.acquire(worker.demand)
@@ -337,7 +336,7 @@ class Dispatcher:
         worker.blocked_tasks.clear()
 
     def release(self, worker: WorkerRecord) -> None:
-        """Return a worker's resources to the pool."""
+        """Return its resources to the pool."""
         self.direct.end(worker)
         for blocked in worker.blocked_tasks:
             self._blocked.pop(blocked.task_id, None)
@@ -359,7 +358,7 @@ class Dispatcher:
     # -- batches --
 
     def _fill(self, worker: WorkerRecord, queue: ShapeQueue, now: float, sharers: int) -> None:
-        """Top a worker up to a few milliseconds of work, unless it has more than half of that."""
+        """Top up to a few milliseconds of work, unless it has more than half of that."""
         config = self.tables.config
         inflight = worker.inflight
         room = config.prefetch_tasks - len(inflight)
@@ -398,7 +397,7 @@ class Dispatcher:
             self._assign(worker, batch, now, inline=False)
 
     def _may_run_long(self, worker: WorkerRecord, now: float) -> bool:
-        """Whether the running task may take long, so that nothing should wait behind it."""
+        """Whether its task may take long: nothing should wait behind it."""
         waiting = {blocked.task_id for blocked in worker.blocked_tasks}
         running = next((task for task in worker.inflight.values() if task.id not in waiting), None)
         mean = running.function.mean if running is not None else 0.0
@@ -449,7 +448,7 @@ class Dispatcher:
             self.tables.send(WORKER + worker.process.incarnation, message)
 
     def _values(self, task: TaskRecord, worker: WorkerRecord) -> tuple[object, ...] | None:
-        """Values of a task's dependencies; None if some are missing or yet to be located."""
+        """Values of dependencies; None if some are missing or yet to be located."""
         values: list[Any] = []
         missing: dict[bytes, object] = {}
         incarnation = worker.process.incarnation if worker.process is not None else b""
@@ -472,7 +471,7 @@ class Dispatcher:
         return None
 
     def located(self, object_id: bytes, incarnation: bytes, offset: int, size: int) -> bool:
-        """Add a located place, and send the task if it was the last. Return False if no task waits for it."""
+        """Add a located place; after the last, send the task. Return False if none waits."""
         process = self.tables.processes.get(incarnation)
         worker = self.tables.workers.get(process.name) if process is not None else None
         if worker is None:
@@ -499,7 +498,7 @@ class Dispatcher:
     # -- blocked workers --
 
     def blocked(self, worker: WorkerRecord, message: m.Blocked) -> BlockedTask:
-        """Push a blocked task on its worker's stack, and take back what the worker returned."""
+        """Push a blocked task, and take back what the worker returned."""
         returned = [worker.inflight[task_id] for task_id in message.returned if task_id in worker.inflight]
         for task_id in message.returned if len(returned) < len(message.returned) else ():
             if task_id not in worker.inflight:
@@ -520,13 +519,13 @@ class Dispatcher:
             worker.direct.early[task_id] = None
 
     def on_unblocked(self, now: float, source: Address, message: m.Unblocked) -> None:
-        """Handle the end of a wait on a worker's stack."""
+        """Handle the end of a wait."""
         worker = self.tables.worker_of(source)
         if worker is not None:
             self.unblocked(worker, message)
 
     def unblocked(self, worker: WorkerRecord, message: m.Unblocked) -> None:
-        """Pop a task that waits no longer. It goes on at once, even if its CPU is lent."""
+        """Pop a task, which goes on at once, even if its CPU is lent."""
         self._withdraw_unsent(worker)
         worker.waits += 1
         if worker.blocked_tasks and worker.blocked_tasks[-1].task_id == message.task_id:
@@ -537,12 +536,12 @@ class Dispatcher:
             worker.lent = False
 
     def _withdraw_unsent(self, worker: WorkerRecord) -> None:
-        """Take back tasks for the top whose arguments are not located."""
+        """Take back tasks for the top without located arguments."""
         unsent = [task for task in worker.inflight.values() if task.rare is not None and task.rare.wait_locations is not None]
         self.outcomes.give_back(unsent)
 
     def frame_of(self, task_id: bytes) -> BlockedTask | None:
-        """The wait of a task, if it waits."""
+        """A task's wait, if it waits."""
         return self._blocked.get(task_id)
 
     def _serve_blocked(self, worker: WorkerRecord, now: float) -> None:
@@ -566,7 +565,7 @@ class Dispatcher:
             worker.lent = True
 
     def _wanted_ready(self, blocked: BlockedTask, worker: WorkerRecord) -> list[TaskRecord]:
-        """Ready tasks that the blocked task needs, directly or through others, as many as may run now.
+        """Ready tasks that the blocked one needs, directly or through others, as many as may run now.
 
         The search takes several turns if need be; meanwhile the task may need another worker.
         """
@@ -673,14 +672,14 @@ class Dispatcher:
             self.ahead[worker.token] = worker
 
     def _contested(self, queue: ShapeQueue) -> bool:
-        """Whether other tasks may need a queue's workers, or others could run its tasks."""
+        """Whether other tasks may need its workers, or others could run its tasks."""
         tables = self.tables
         if self._blocked or tables.reserving or tables.nodes:
             return True
         return any(each is not queue and _may_run_here(each) for each in tables.queues.values())
 
     def take_back_ahead(self) -> None:
-        """Take back what was sent ahead, if others could run it or need its worker: at most one per idle worker."""
+        """Take back tasks that others could run, or whose worker they need: at most one per idle worker."""
         idle = max(1, sum(1 for worker in self.tables.workers.values() if worker.state == IDLE))
         for token, worker in reversed(list(self.ahead.items())):
             queue = worker.queue
@@ -701,7 +700,7 @@ class Dispatcher:
         self.tables.send_to_control(worker, m.TakeBack(tuple(worker.inflight)))
 
     def watch(self, now: float) -> None:
-        """Schedule a look for long tasks if a worker has one behind another."""
+        """Schedule a look if a worker has a task behind another."""
         for worker in self.tables.workers.values():
             if worker.state == LEASED and len(worker.inflight) > 1 and worker.behind:
                 self.overdue_at = now + self.tables.config.take_back_after
@@ -730,11 +729,11 @@ class Dispatcher:
         return soonest
 
     def _others_could(self, worker: WorkerRecord) -> bool:
-        """Whether another worker, or node, could run what is queued behind a long task."""
+        """Whether another worker or node could run what is behind a long task."""
         return worker.queue is None or bool(self.tables.nodes) or worker.queue.pool.fits(worker.queue.demand)
 
     def on_taken_back(self, now: float, source: Address, message: m.TakenBack) -> None:
-        """Requeue returned tasks; kill the running one if it was cancelled by force."""
+        """Requeue returned tasks; kill a running one that was cancelled by force."""
         worker = self.tables.worker_of(source)
         if worker is None:
             return

@@ -40,15 +40,15 @@ from zfabric.protocol.trace import marked
 from zfabric.protocol.wording import size
 
 _SMALL = frozenset((bytes,))
-"""Types of values that travel with an outcome."""
+"""Types that travel with an outcome."""
 _LARGE = frozenset((Stored, Elsewhere))
 
 
 class Crash(NamedTuple):
-    """How a task's worker died; also the one output of an attempt reported as ``LOST``."""
+    """How a task's worker died; also the output of a ``LOST`` attempt."""
 
     suspect: bool
-    """Whether the worker was running the task."""
+    """Whether it was running the task."""
     pid: int
     exit_code: int
     signal: int
@@ -60,7 +60,7 @@ class Crash(NamedTuple):
 
 NAMED_MOST = 3
 ALONE_AFTER = 2
-"""Crashes after which a task runs with nothing behind it on its worker."""
+"""Crashes after which nothing is behind a task on its worker."""
 STOPPED = {
     "cancelled": "TaskCancelledError",
     "force": "TaskCancelledError",
@@ -71,7 +71,7 @@ STOPPED = {
 
 
 _MARKS = {RETRY: "retried", INTERRUPTED: "cancelled"}
-"""Timeline marks of attempts with these statuses; others that did not succeed are marked as failed."""
+"""Timeline marks by status; other failures are marked as failed."""
 
 
 class Outcomes:
@@ -82,11 +82,11 @@ class Outcomes:
         self.references = references
         self.node = node
         self.renamed: dict[int, str] = {}
-        """Timeline names for the last batch, by index, where they differ from the function's or the attempt did not succeed."""
+        """Timeline names of the last batch, by index, where they differ from the function's or the attempt failed."""
         self.with_inputs: list[TaskRecord] = []
-        """Tasks with dependencies that became ready in this turn, if there are other nodes."""
+        """Tasks with dependencies that became ready, if there are other nodes."""
         self.usual_seconds = 0.0
-        """Exponential average of all tasks' running times."""
+        """Exponential average of running times."""
         self._ending = False
         self._failing: deque[tuple[TaskRecord, int, bytes]] = deque()
         """Failures to apply: a queue and not recursion, since chains are long."""
@@ -225,7 +225,7 @@ class Outcomes:
         self._done(task, OK)
 
     def set_value(self, record: AnyObject, value: object, refs: tuple[bytes, ...], writer: bytes, rebuildable: bool) -> None:
-        """Record a value: inline bytes, a place in the arena written by ``writer``, or the size of a value of the node ``writer``."""
+        """Record a value: inline bytes, a place in the arena written by ``writer``, or the size of a value at the node ``writer``."""
         if isinstance(value, tuple):
             offset, size = value
             record.arrive(Stored(size), self.tables.inline)
@@ -237,7 +237,7 @@ class Outcomes:
         self.contain(record, refs)
 
     def set_failure(self, record: AnyObject, status: int, payload: bytes) -> None:
-        """Record a failure in place of a value."""
+        """Record a failure for a value."""
         record.fail(status, payload, self.tables.inline)
         self.tables.note_failure(record)
         refs = refs_in(payload)
@@ -245,7 +245,7 @@ class Outcomes:
             self.contain(record, refs)
 
     def contain(self, record: AnyObject, refs: tuple[bytes, ...]) -> None:
-        """Pin the objects inside a value, and unpin those inside its predecessor."""
+        """Pin what is inside a value, and unpin what was."""
         before = record.contain(refs)
         if refs:
             self.references.pin(refs)
@@ -265,7 +265,7 @@ class Outcomes:
             self.drop_copy(worker, object_id(task_id, index), value)
 
     def _unreadable(self, worker: WorkerRecord, stream: StreamRecord, outputs: m.Row) -> None:
-        """Fail the stream of a call, whose values were refused (``refusals``). The call itself goes on."""
+        """Fail a call's stream whose values were refused (``refusals``). The call goes on."""
         actor = self.tables.actors.get(stream.actor)
         if actor is not None and actor.worker is worker:
             failure = next((value for value in outputs if type(value) is bytes), b"")
@@ -296,7 +296,7 @@ class Outcomes:
         self._finish(task, FAILED, pack_failure(kind, text, facts))
 
     def stopped(self, task: TaskRecord, reason: str) -> None:
-        """Fail a task that was not dispatched: cancelled, or past its deadline."""
+        """Fail an undispatched task: cancelled, or past its deadline."""
         task.facts().stopped = reason
         kind = STOPPED[reason]
         ready = task.state == READY
@@ -324,7 +324,7 @@ class Outcomes:
         self.fail(task, kind, f"{stopped_text(task, rare.stopped)}, and {why}", facts)
 
     def still_running(self, task: TaskRecord, worker: WorkerRecord) -> None:
-        """Enter a task with an outcome that a worker still runs, after a restart."""
+        """Enter an ended task that a worker still runs, after a restart."""
         task.facts().running_on = worker
         worker.inflight[task.id] = task
         self.renumber(task)
@@ -337,18 +337,18 @@ class Outcomes:
             worker.work -= task.function.mean
 
     def end_with(self, task: TaskRecord, status: int, payload: bytes) -> None:
-        """End a task with the failure of a dependency."""
+        """End a task with a dependency's failure."""
         self._finish(task, status, payload)
 
     def wait_again(self, task: TaskRecord, absent: Sequence[AnyObject]) -> None:
-        """Have a task that was assigned and not sent wait for missing inputs."""
+        """Have an unsent task wait for missing inputs."""
         self._detach(task)
         task.wait(len(absent))
         for record in absent:
             record.add_dependent(task)
 
     def adopt(self, task: TaskRecord) -> None:
-        """Finish a task whose values a process has offered."""
+        """Finish a task whose values were offered."""
         self._detach(task)
         self._unpin_row(task)
         task.finish()
@@ -358,7 +358,7 @@ class Outcomes:
                 self.tables.spare.append(record)
 
     def report_to(self, process: ProcessRecord, task: TaskRecord) -> None:
-        """Send a finished task's outcome to a process that submitted it again."""
+        """Report an outcome to a repeated submitter."""
         failed = next((record for record in task.values() if record.status != OK), None)
         if failed is not None:
             status, row = self._failure_of(task, failed.status, failed.value if type(failed.value) is bytes else b"")
@@ -368,7 +368,7 @@ class Outcomes:
         self.tables.touched[process] = None
 
     def _failure_of(self, task: TaskRecord, status: int, payload: bytes) -> tuple[int, m.Row]:
-        """Status and values sent for a failed task: if some values exist, the submitter fetches each."""
+        """Status and values of a failed task: if some exist, the submitter fetches each."""
         values = task.values()
         return (OK, (None,) * len(values)) if any(record.status == OK for record in values) else (status, (payload,))
 
@@ -377,7 +377,7 @@ class Outcomes:
         self._fail_all()
 
     def _fail_all(self) -> None:
-        """Apply all queued failures and what follows. Nested calls leave that to the outermost."""
+        """Apply queued failures and what follows. Nested calls leave that to the outermost."""
         if self._ending:
             return
         self._ending = True
@@ -435,7 +435,7 @@ class Outcomes:
             self._send_to_others(task, status, row)
 
     def _end_delegated(self, task: TaskRecord, status: int, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
-        """Queue the end of a delegated attempt for its home, which decides what follows, and drop the task."""
+        """Queue the end of a delegated attempt for its home, and drop the task."""
         worker = task.worker
         if worker is not None and status == OK and extra is None and task.function.actor is None and _SMALL.issuperset(map(type, outputs)):
             row = task.row  # Most are plain: small values without refs.
@@ -477,7 +477,7 @@ class Outcomes:
         self.tables.tasks.pop(task.id, None)
 
     def retain_for_home(self, identifier: bytes, home: bytes, worker: WorkerRecord, value: object, refs: m.Ids) -> object:
-        """Retain a large value for its home, another node. Return its size, or the value if it is small."""
+        """Retain a large value for its home. Return its size, or a small value."""
         if not isinstance(value, tuple):
             return value
         record = self.tables.find(identifier)
@@ -508,7 +508,7 @@ class Outcomes:
         node.inflight.clear()
 
     def attempt_lost(self, task: TaskRecord, node: WorkerRecord) -> None:
-        """Run a task again whose attempt is lost with a node or daemon, unless it was being stopped.
+        """Run a task again whose attempt is lost, unless it was being stopped.
 
         The attempt may have begun: a task that must not run twice fails.
         """
@@ -569,7 +569,7 @@ class Outcomes:
             self._fail_all()
 
     def settle_value(self, record: AnyObject, status: int, payload: bytes) -> None:
-        """Record the outcome of a value that no task makes."""
+        """Record a value that no task makes."""
         if status == OK:
             record.arrive(payload, self.tables.inline)
         else:
@@ -579,7 +579,7 @@ class Outcomes:
             self.tables.spare.append(record)
 
     def hand_over(self, record: AnyObject, incarnation: bytes) -> None:
-        """Send an existing value to a process: an inline one at once, else when the store has located it."""
+        """Send a value: an inline one at once, else when it is located."""
         if incarnation in self.tables.nodes:
             self.tables.for_nodes.append((incarnation, record))
         elif isinstance(record.value, Elsewhere):
@@ -613,20 +613,20 @@ class Outcomes:
             line.append(task)
 
     def take_with_inputs(self) -> list[TaskRecord]:
-        """Take the tasks with dependencies that became ready in this turn."""
+        """Take the tasks with dependencies that became ready."""
         tasks, self.with_inputs = self.with_inputs, []
         return tasks
 
     def reads_large(self, task: TaskRecord) -> bool:
-        """Whether a task reads an existing large value."""
+        """Whether it reads an existing large value."""
         return any(type(record.value) in _LARGE for record in map(self.tables.find, task.row[3]) if record is not None)
 
     def reads_elsewhere(self, task: TaskRecord) -> bool:
-        """Whether a task reads a large value of another node."""
+        """Whether it reads another node's large value."""
         return any(type(record.value) is Elsewhere for record in map(self.tables.find, task.row[3]) if record is not None)
 
     def resolved(self, task: TaskRecord) -> None:
-        """Count down what a waiting task waits for."""
+        """Count down what a task waits for."""
         if task.state == WAITING:
             facts = task.facts()
             facts.unresolved -= 1
@@ -636,7 +636,7 @@ class Outcomes:
     # -- running again --
 
     def again(self, task: TaskRecord, front: bool = True) -> None:
-        """Run a task once more, as its next attempt."""
+        """Run a task's next attempt."""
         task.facts().retries += 1
         self._once_more(task, front)
 
@@ -651,7 +651,7 @@ class Outcomes:
             self.tables.unsettled[task] = None
 
     def give_back(self, tasks: Iterable[TaskRecord]) -> None:
-        """Requeue unbegun tasks at the head of their queue, as the same attempt; end those that are being stopped."""
+        """Requeue unbegun tasks at the head, as the same attempt; end those being stopped."""
         for task in reversed(list(tasks)):
             if task.state == DONE:
                 if task.rare is not None and task.rare.running_on is not None:  # It was given up before it began.
@@ -679,7 +679,7 @@ class Outcomes:
             self._unpin_places(worker, task)
 
     def _unpin_places(self, worker: WorkerRecord, task: TaskRecord) -> None:
-        """Have the worker's process unpin arguments located for a task that is not sent."""
+        """Unpin located arguments of a task that is not sent."""
         if task.rare is None or task.rare.wait_locations is None:
             return
         places, task.rare.wait_locations = task.rare.wait_locations, None
@@ -692,7 +692,7 @@ class Outcomes:
         return limit < 0 or (task.rare.retries if task.rare is not None else 0) < limit
 
     def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> set[bytes]:
-        """Requeue, retry or fail the tasks of a dead worker. Only the running one is suspected.
+        """Requeue, retry or fail a dead worker's tasks. Only the running one is suspected.
 
         Return the id prefixes of the children of its void attempts.
         """
@@ -727,7 +727,7 @@ class Outcomes:
         return void.union(*(prefixes_of(task) for task in inflight if task.state != DONE))
 
     def suspect(self, worker: WorkerRecord, executing: bytes) -> TaskRecord | None:
-        """The task that a dead worker was running: the one it named, else the first that did not wait."""
+        """What a dead worker was running: the task that it named, else the first that did not wait."""
         if executing:
             return worker.inflight.get(executing)
         inflight = worker.inflight.values()
@@ -785,16 +785,16 @@ class Outcomes:
 
 
 def contained_in(row: m.Row, extra: m.Row | None) -> tuple[bytes, ...]:
-    """Refs inside all values of a completion, or inside its error."""
+    """Refs inside a completion's values or error."""
     if extra is not None:
         return tuple(identifier for refs in extra[0] for identifier in refs)
     return refs_in(row[3][0]) if row[2] != OK and row[3] else ()
 
 
 def _pushed(record: AnyObject) -> bytes | None:
-    """The value sent with an outcome: inline, without refs. Others are fetched on request.
+    """What goes with an outcome: an inline value without refs.
 
-    So is a stream's end: its submitter retains the row, which can rebuild lost values.
+    Not a stream's end: its submitter retains the row, which can rebuild lost values.
     """
     if type(record) is TaskRecord and record.function.stream is not None:
         return None
@@ -805,7 +805,7 @@ _BEGUN = {"timeout": ": it had begun"}
 
 
 def stopped_text(task: TaskRecord, reason: str) -> str:
-    """What is said of a stopped task."""
+    """A stopped task, described."""
     if reason == "run_timeout":
         return f"{task.name} ran longer than its run_timeout of {task.option('run_timeout')} s"
     if reason == "timeout":
@@ -814,7 +814,7 @@ def stopped_text(task: TaskRecord, reason: str) -> str:
 
 
 def waits_for(tables: Tables, task: TaskRecord) -> str:
-    """What an unbegun task waits for: arguments, resources, or tasks before it."""
+    """Arguments, resources, or tasks before it."""
     if task.state == WAITING:
         missing = [each for each in task.row[3] if (record := tables.find(each)) is not None and record.status == PENDING]
         makers = (record.task for each in missing[:NAMED_MOST] if (record := tables.find(each)) is not None)

@@ -17,10 +17,10 @@ from zfabric.protocol.ids import TASK_BYTES, index_of, is_call, is_put, short
 from zfabric.protocol.messages import FAILED, OK
 
 NOT_KEPT = ", not made by a task: nothing can make it again (put(x, durable=True) would have kept it)"
-"""Why a put value cannot be rebuilt."""
+"""Why a put value is not rebuilt."""
 
 NO_COPY = "no copy of it is left"
-"""Why a needed value is rebuilt: it was dropped for room, or its node died."""
+"""Why a value is rebuilt: it was dropped for room, or its node died."""
 
 
 class Rebuilding:
@@ -32,9 +32,7 @@ class Rebuilding:
         self.outcomes = outcomes
 
     def rebuild(self, record: AnyObject, reason: str) -> str:
-        """Run a lost value's task again, after its inputs' tasks. Return why that is impossible, or an empty string. No recursion: chains
-        are long.
-        """
+        """Run its task again, after its inputs' tasks, without recursion: chains are long. Return why that is impossible, or empty."""
         agenda = [record]
         begun: set[TaskRecord] = set()  # Their lost inputs are above them on the agenda.
         while agenda:
@@ -77,11 +75,11 @@ class Rebuilding:
         return ""
 
     def _begin_without_task(self, record: AnyObject, reason: str) -> bool:
-        """Have a lost value read, replayed or yielded again; it becomes pending. Return False if that is impossible."""
+        """Make a lost value pending: read, replayed or yielded again. False if impossible."""
         return self._read(record, reason) or self._remake(record, reason) or self._yield_again(record, reason)
 
     def _read(self, record: AnyObject, reason: str) -> bool:
-        """Request the control store's copy of a durable value, which becomes pending. Return False if it has none."""
+        """Request a durable value's copy. False if there is none."""
         if isinstance(record, TaskRecord) or not record.durable:
             return False
         record.expect(self.tables.inline)
@@ -89,7 +87,7 @@ class Rebuilding:
         return True
 
     def _remake(self, record: AnyObject, reason: str) -> bool:
-        """Request a replay of an actor's calls, so that the value becomes pending. Return False if no log has it."""
+        """Request a replay of an actor's calls. False if no log has the value."""
         if self.tables.maker_of(record.object_id) is None:
             return False
         record.expect(self.tables.inline)
@@ -97,7 +95,7 @@ class Rebuilding:
         return True
 
     def _run_again(self, task: TaskRecord, inputs: list[AnyObject]) -> None:
-        """Run a finished task again. Its dependencies exist or are pending."""
+        """Run a task whose dependencies exist or are pending."""
         self.references.revive(task)
         self.tables.failures.pop(task.id, None)
         unresolved = 0
@@ -125,7 +123,7 @@ class Rebuilding:
             self.outcomes.make_ready(task)
 
     def lost(self, identifier: bytes, reason: str) -> None:
-        """Handle a value of which the store has no copy, or (``full:``) no room to restore it."""
+        """Handle a value without a copy in the store, or (``full:``) without room."""
         askers = self.tables.locating.pop(identifier, [])
         record = self.tables.find(identifier)
         if record is None or type(record.value) is not Stored:
@@ -161,7 +159,7 @@ class Rebuilding:
         self.make_available(record, reason)
 
     def copy_lost(self, record: AnyObject, reason: str) -> None:
-        """Handle the loss of a value that another node retained for this home; it is rebuilt if something waits for it."""
+        """Handle the loss of a value at another node; it is rebuilt if something waits."""
         if self._take_copy(record):
             return
         self.tables.unwanted.append(record.object_id)  # The rebuilt value may differ.
@@ -171,7 +169,7 @@ class Rebuilding:
             self.make_available(record, reason)
 
     def _take_copy(self, record: AnyObject) -> bool:
-        """Have another node retain its copy of a lost value. Return False if none has one."""
+        """Have another node retain its copy. False if none has one."""
         value = record.value
         assert isinstance(value, Stored | Elsewhere)
         lost_at = value.place if isinstance(value, Elsewhere) else b""
@@ -188,7 +186,7 @@ class Rebuilding:
         return True
 
     def durable_found(self, now: float, about: tuple[bytes, str], answer: m.Found) -> None:
-        """Enter the control store's copy of a durable value, or fail the value."""
+        """Enter a durable value's copy, or fail the value."""
         identifier, reason = about
         record = self.tables.find(identifier)
         if record is None or record.status != PENDING:  # It was freed, or put again.
@@ -208,7 +206,7 @@ class Rebuilding:
             self.tables.spare.append(record)
 
     def _yield_again(self, record: AnyObject, reason: str) -> bool:
-        """Have a stream's task yield a lost value again. Return False if it cannot.
+        """Have a stream yield a value again. False if it cannot.
 
         By a transition and not by recursion: inputs of the task may be yielded, too.
         """
@@ -223,7 +221,7 @@ class Rebuilding:
         return True
 
     def _why_not_yielded(self, record: AnyObject) -> str:
-        """Why a stream's value is not made again; empty if it is."""
+        """Why it is not yielded again; empty if it is."""
         task = self.tables.makes(record)
         if task is None and index_of(record.object_id):
             return "no task is left that makes it: an actor's stream yielded it, or its task's row went at the lineage cap"
@@ -234,7 +232,7 @@ class Rebuilding:
         return f"its task, {task.name}, was stopped" if task.rare is not None and task.rare.stopped else ""
 
     def make_available(self, record: AnyObject, reason: str = NO_COPY) -> None:
-        """Rebuild a value, or record why that is impossible."""
+        """Rebuild a value, or record why not."""
         if record.home:  # Its home has the value, or decides what follows.
             record.expect(self.tables.inline)
             self.tables.want(record)
@@ -249,7 +247,7 @@ class Rebuilding:
             self.outcomes.announce(record)
 
     def hold_back(self, task: TaskRecord, here: bool) -> bool:
-        """Have a task wait for inputs lost since it became ready, or fail with them. Return False if none are missing.
+        """Have a task wait for inputs lost since it became ready, or fail. False if none are missing.
 
         To run ``here``, it also waits for inputs on other nodes.
         """

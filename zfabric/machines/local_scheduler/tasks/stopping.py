@@ -1,8 +1,8 @@
 """Stopping tasks: cancellation, with or without force and children, and deadlines.
 
-A task that was not dispatched is stopped at once. The worker of a dispatched one is asked repeatedly until an outcome arrives; if the task
-ends first, its own outcome counts. A task that does not stop within ``stop_patience`` receives its outcome while its worker still runs it,
-and after ``stop_grace_seconds``, if that is set, the worker is killed.
+An undispatched task is stopped at once. The worker of a dispatched one is asked repeatedly until an outcome arrives; if the task ends
+first, its own outcome counts. A task that does not stop within ``stop_patience`` receives its outcome while its worker still runs it, and
+after ``stop_grace_seconds``, if set, the worker is killed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from zfabric.protocol.messages import FAILED
 from zfabric.protocol.options import option
 
 CONDEMNED_MAX = 100_000
-"""Remembered id prefixes of cancelled children: more than tasks have children before they stop."""
+"""Remembered id prefixes of cancelled children: more than tasks have before they stop."""
 
 
 class Stopping:
@@ -50,10 +50,10 @@ class Stopping:
         self.cancelled: dict[str, tuple[list[TaskRecord], list[bytes]]] = {}
         """What was cancelled recursively in this turn, by reason: tasks, calls."""
         self._asked: dict[bytes, float] = {}
-        """Dispatched tasks that are to stop, and when the request is repeated."""
+        """Dispatched tasks to stop, and when to ask again."""
         self._since: dict[bytes, float] = {}
         self._given_up: dict[bytes, tuple[TaskRecord, m.Interrupt]] = {}
-        """Tasks with an outcome that still run, and the request to their workers."""
+        """Running tasks with an outcome, and the request to their workers."""
         self._graces: dict[bytes, tuple[float, TaskRecord]] = {}
         """Of these, when their workers are killed."""
 
@@ -63,7 +63,7 @@ class Stopping:
         self.tables.deadlines.note(STOPPING, deadline)
 
     def expect_run(self, task: TaskRecord, now: float) -> None:
-        """Set the end of a limited attempt that begins now."""
+        """Set the end of a limited attempt that begins."""
         rare = task.facts()
         if rare.run_timeout is not None:
             rare.run_until = now + rare.run_timeout
@@ -75,7 +75,7 @@ class Stopping:
         return task is not None and task.state != DONE
 
     def tick(self, now: float) -> None:
-        """Stop tasks whose deadline has passed; repeat requests that are due."""
+        """Stop tasks past their deadline; repeat due requests."""
         for task_id in self._deadlines.due(now):
             task = self.tables.tasks.get(task_id)
             rare = task.rare if task is not None else None
@@ -97,7 +97,7 @@ class Stopping:
                     del self._graces[task_id]
 
     def next_deadline(self) -> float | None:
-        """Earliest deadline, or time to repeat a request."""
+        """When to do so next."""
         if not (self._asked or self._graces or len(self._deadlines)):
             return None
         soonest = self._deadlines.next()
@@ -129,7 +129,7 @@ class Stopping:
             self.stop(task, reason, now)
 
     def cancel(self, now: float, task: TaskRecord, force: bool, recursive: bool) -> str:
-        """Cancel a task of this home for a tool. Return why it goes on; empty if it is stopped. Raises ValueError for actors."""
+        """Cancel a task of this home for a tool. Return why it goes on, or empty. Raises ValueError for actors."""
         if task.function.actor is not None:
             raise ValueError("it makes an actor: kill that instead")
         if task.state == DONE:
@@ -140,7 +140,7 @@ class Stopping:
         return ""
 
     def _pass_on(self, source: Address, message: m.Cancel) -> None:
-        """Send a cancellation to the homes of objects, and to the callers of promised results."""
+        """Pass cancellations to homes of objects, and callers of promised results."""
         receivers: defaultdict[Address, list[bytes]] = defaultdict(list)
         for object_id in message.object_ids:
             record = self.tables.find(object_id)
@@ -155,7 +155,7 @@ class Stopping:
             self.tables.send(receiver, message._replace(object_ids=tuple(object_ids)))
 
     def _kill(self, task: TaskRecord, reason: str) -> bool:
-        """Kill the worker of a task that was given up. Return False if the worker does not have it."""
+        """Kill a given-up task's worker. False if it does not have the task."""
         worker = task.rare.running_on if task.rare is not None else None
         if worker is None or not worker.pid or worker.shared:
             return False
@@ -164,7 +164,7 @@ class Stopping:
         return True
 
     def end_of_turn(self, now: float) -> None:
-        """Stop the children of what was cancelled recursively."""
+        """Stop children of what was cancelled recursively."""
         cancelled, self.cancelled = self.cancelled, {}
         for reason, (parents, calls) in cancelled.items():
             known = {task.id for task in parents}
@@ -175,7 +175,7 @@ class Stopping:
                     self.stop(task, reason, now)
 
     def stop_elsewhere(self, tasks: list[TaskRecord], calls: list[bytes], reason: str) -> None:
-        """Have other nodes stop the children of these tasks and calls. A task that is there now is stopped with its own."""
+        """Have other nodes stop children. A task that is there now is stopped with its own."""
         ended = [task for task in tasks if task.worker is None and _has_begun(task)] if self.tables.counts["delegated"] else []
         calls = calls if self._lives_elsewhere() else []
         prefixes = {prefix for task in ended for prefix in prefixes_of(task)} | (self._prefixes_of_calls(calls) if calls else set())
@@ -187,7 +187,7 @@ class Stopping:
                 self.tables.send_to_node(node, message)
 
     def on_stop_children(self, now: float, source: Address, message: m.StopChildren) -> None:
-        """Stop children here of another node's tasks and calls."""
+        """Stop children of another node's tasks and calls."""
         if source[1:] in self.tables.nodes:
             self.stop_children(set(message.prefixes), set(message.parents), message.reason, now)
 
@@ -206,7 +206,7 @@ class Stopping:
         prefixes: Iterable[bytes] = (),
         parents: Iterable[bytes] = (),
     ) -> list[TaskRecord]:
-        """These tasks with all their descendants, and the descendants of these calls, prefixes and parents.
+        """These tasks, and all descendants of them, of these calls, prefixes and parents.
 
         Children that arrive later, or on other nodes, will be stopped, too.
         """
@@ -241,7 +241,7 @@ class Stopping:
             del condemned[next(iter(condemned))]
 
     def _prefixes_of_calls(self, calls: Iterable[bytes]) -> set[bytes]:
-        """Id prefixes of calls' children, for every actor that may run the calls."""
+        """Prefixes of children, for every actor that may run the calls."""
         actors = (self.tables.tasks.get(actor_id) for worker in self.tables.workers.values() for actor_id in worker.actors)
         lives = [(actor.id, actor.attempt) for actor in actors if actor is not None] + self._lives_elsewhere()
         named = {(actor_id[:JOB_BYTES], salt_of(attempt)) for actor_id, attempt in lives}
@@ -276,7 +276,7 @@ class Stopping:
                     self.stop(task, "cancelled", now)
 
     def stop_late(self, rows: m.Rows, now: float) -> None:
-        """Stop children that arrive after their parent was cancelled recursively."""
+        """Stop children that arrive after a recursive cancel."""
         for row in rows:
             if row[0][:PREFIX_BYTES] in self.tables.condemned:
                 task = self.tables.tasks.get(row[0])
@@ -285,7 +285,7 @@ class Stopping:
                         self.stop(each, "cancelled", now)
 
     def stop(self, task: TaskRecord, reason: str, now: float) -> None:
-        """Stop a task: at once if it was not dispatched, else by requests."""
+        """Stop a task: at once if undispatched, else by requests."""
         if task.state == DONE or (reason != "force" and _keeps_its_outcome(task)):
             return
         if task.state in (WAITING, READY):
@@ -297,7 +297,7 @@ class Stopping:
         self._repeat(task.id, now)
 
     def still_running(self, task: TaskRecord, worker: WorkerRecord, now: float) -> None:
-        """Enter a task with an outcome that a worker still runs; if it was given up, ask again."""
+        """Enter an ended task that a worker still runs; if it was given up, ask again."""
         record = task.values()[0]
         kind = unpack_failure(record.value)[0] if record.status == FAILED and type(record.value) is bytes else ""
         reason = next((each for each in ("cancelled", "timeout", "run_timeout") if STOPPED[each] == kind), "")
@@ -316,7 +316,6 @@ class Stopping:
             self.tables.deadlines.note(STOPPING, due)
 
     def _ask_again(self, task_id: bytes, now: float) -> None:
-        """Have a request repeated after a while."""
         self._asked[task_id] = due = now + self.tables.config.interrupt_every
         self.tables.deadlines.note(STOPPING, due)
 
@@ -373,7 +372,7 @@ class Stopping:
 
 
 def _set_recursively(task: TaskRecord) -> None:
-    """Have the task's node stop its children, too."""
+    """Have its node stop its children, too."""
     if task.worker is not None and task.worker.remote:
         task.facts().recursively = True
 
@@ -383,7 +382,7 @@ def _has_begun(task: TaskRecord) -> bool:
 
 
 def _may_be_given_up(task: TaskRecord) -> bool:
-    """Whether a task may receive its outcome while it runs: it was sent, and only its end matters to others."""
+    """Whether it may have its outcome while it runs: it was sent, and only its end matters to others."""
     unsent = task.rare is not None and task.rare.wait_locations is not None
     return task.function.actor is None and task.function.stream is None and not unsent and not task.function.delegated
 
@@ -393,5 +392,5 @@ def _outlives_its_parent(task: TaskRecord) -> bool:
 
 
 def _keeps_its_outcome(task: TaskRecord) -> bool:
-    """Whether a task is being rebuilt: only force stops it, and its children are needed."""
+    """Whether it is being rebuilt: only force stops it, and its children are needed."""
     return task.rare is not None and task.rare.rebuilt and task.state != DONE

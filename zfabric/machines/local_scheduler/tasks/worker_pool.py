@@ -1,4 +1,4 @@
-"""The workers of a node: which are idle, when another starts, which end."""
+"""The workers of a node: which are idle, start, end."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from zfabric.protocol.options import NO_ENVIRONMENT, RESOURCE_UNIT, Environment
 
 
 class WorkerPool:
-    """Starts and ends workers; the dispatcher decides what they run."""
+    """Starts and ends workers."""
 
     def __init__(self, tables: Tables, pool: ResourcePool, first_token: int) -> None:
         self.tables = tables
         self.pool = pool
         self._next_token = first_token
         self.held_up = False
-        """Whether in this turn no worker was started because too many are blocked."""
+        """Whether no worker was started because too many are blocked."""
         self.stuck: dict[int, ShapeQueue] = {}
-        """Queues of delegated tasks for which no worker may start, by token: as many as may be are blocked."""
+        """Delegated tasks' queues for which no worker may start, by token."""
         self.trim_at: float | None = None
-        """When workers that are not needed are to be ended; None if there are none."""
+        """When to end unneeded workers; None without any."""
         self.last_removed = 0.0
-        """When the last worker that has exited was removed."""
+        """When an exited worker was last removed."""
         self.cpus = max(1, -(-pool.total.get("CPU", RESOURCE_UNIT) // RESOURCE_UNIT))
 
     def remove(self, worker: WorkerRecord, now: float) -> None:
@@ -34,7 +34,7 @@ class WorkerPool:
         self.last_removed = now
 
     def idle_for(self, queue: ShapeQueue) -> WorkerRecord | None:
-        """An idle worker for ``queue``: of its job and environment, or fresh.
+        """An idle worker of its job and environment, or fresh.
 
         Tasks with GPUs need a worker that has run nothing; actors one for whose results nobody waits.
         """
@@ -51,7 +51,7 @@ class WorkerPool:
         return fresh
 
     def maybe_spawn(self, queue: ShapeQueue, now: float) -> None:
-        """Start a worker for ``queue``, unless enough are starting or there are too many."""
+        """Start a worker, unless enough are starting or there are too many."""
         workers = self.tables.workers.values()
         starting = sum(
             1
@@ -76,12 +76,12 @@ class WorkerPool:
         self.spawn(queue.job, queue.environment, now)
 
     def take_stuck(self) -> list[ShapeQueue]:
-        """Take the queues of delegated tasks that are to be returned."""
+        """Take delegated queues to return."""
         stuck, self.stuck = self.stuck, {}
         return list(stuck.values())
 
     def _count_blocked(self, queue: ShapeQueue) -> tuple[int, int]:
-        """Numbers of blocked workers on which ``queue``'s tasks may run on top, and on which they may not.
+        """Numbers of blocked workers on which ``queue``'s tasks may run on top, and may not.
 
         The former need no replacement: if all tasks wait, one that can run is put on top. The latter are replaced, up to a limit.
         """
@@ -115,7 +115,7 @@ class WorkerPool:
         return False
 
     def is_awaited(self, worker: WorkerRecord) -> bool:
-        """Whether others wait for results that only this worker will have."""
+        """Whether others wait for results of this worker alone."""
         return worker.process is not None and self.tables.promises.bound(worker.process.incarnation)
 
     def _idle(self) -> list[WorkerRecord]:
@@ -123,11 +123,10 @@ class WorkerPool:
         return [worker for worker in workers if worker.state == IDLE and not worker.inflight and worker.direct is None]
 
     def _unneeded(self, workers: list[WorkerRecord]) -> list[WorkerRecord]:
-        """Of these workers, those for whose results nobody waits."""
         return [worker for worker in workers if not self.is_awaited(worker)]
 
     def prestart(self, now: float) -> None:
-        """Start workers until there is one per CPU besides those of actors."""
+        """Start workers until there is one per CPU besides actors'."""
         alive = sum(1 for worker in self.tables.workers.values() if worker.state not in (ENDING, HOSTING))
         for _ in range(self.cpus - alive):
             self.spawn(None, NO_ENVIRONMENT, now)
@@ -151,7 +150,7 @@ class WorkerPool:
             self.tables.effects.append(KillProcess(worker.pid, reason))
 
     def end_once_unneeded(self, worker: WorkerRecord, reason: str) -> None:
-        """Kill a worker once nobody waits for results that only it has."""
+        """Kill a worker once nobody waits for results of it alone."""
         if not self.is_awaited(worker):
             self.end(worker, reason)
             return
@@ -159,18 +158,17 @@ class WorkerPool:
         worker.end_reason = reason
 
     def tick(self, now: float) -> None:
-        """End workers that have not been needed for long enough."""
+        """End workers unneeded for long enough."""
         if self.trim_at is not None and now >= self.trim_at:
             self.trim(now)
 
     def trim(self, now: float) -> None:
-        """End workers that are not needed: idle ones beyond the CPUs, vacant hosts of shared actors, and those no longer awaited."""
+        """End idle workers beyond the CPUs, vacant hosts of shared actors, and those no longer awaited."""
         self.trim_at = self._end_unneeded(now)
         if self.trim_at is not None:
             self.tables.deadlines.note(TRIMMING, self.trim_at)
 
     def _end_unneeded(self, now: float) -> float | None:
-        """End them; return when to check again."""
         workers = self.tables.workers.values()
         idle = self._idle() if len(workers) > self.cpus else []
         if len(idle) <= self.cpus:
@@ -196,5 +194,5 @@ class WorkerPool:
 
 
 def weight(worker: WorkerRecord) -> int:
-    """Actors that share a worker, or soon will."""
+    """Actors that share it, or soon will."""
     return len(worker.actors) + len(worker.inflight)
