@@ -1,8 +1,8 @@
-"""Large arguments of calls that no other process has been told of, but for the actor that copies them.
+"""Large arguments of calls, of which only the actor that copies them has been notified.
 
-A value that a call takes directly has no name in the program. Its caller writes it into a grant of its own, and the call names the place.
-If the outcome comes soon, the room is used again, and neither scheduler nor store ever knew. The value is reported as any other one once
-it is more than an argument under way: the actor is elsewhere, or is to fetch it; much is under way, or for long; the store wants room.
+Its caller writes such a value into a grant of its own, and the call names the place. If the outcome comes soon, the room is used again,
+without scheduler or store. The value is reported once it is more than an argument under way: the actor is elsewhere, or is to fetch it;
+much is under way, or for long; the store wants room.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def _nothing(offset: int) -> None:
 
 
 class Arguments:
-    """The arguments that are not reported. Used under the client's lock. ``written`` is as in ``Client``; ``most``: bytes of them."""
+    """Unreported arguments, under the client's lock. ``most``: bytes of them."""
 
     def __init__(self, outbox: Outbox, reservations: Reservations, written: dict[bytes, Row], most: int) -> None:
         self.places: dict[bytes, Place] = {}
         """Where they are, the oldest first."""
         self.void: Callable[[int], None] = _nothing
-        """Voids the header of the value at an offset. The shell sets it."""
+        """Voids the header of the value at an offset."""
         self._outbox = outbox
         self._reservations = reservations
         self._written = written
@@ -35,14 +35,14 @@ class Arguments:
         self._bytes = 0
 
     def add(self, identifier: bytes, place: Place) -> None:
-        """Add a value without refs inside that this process has written. It is in an entry already."""
+        """Add a written value without refs inside. It is in an entry already."""
         self.places[identifier] = place
         self._bytes += place[1]
         while self._bytes > self._most:
             self.report(next(iter(self.places)))
 
     def report(self, identifier: bytes) -> None:
-        """Report a value, if it is not reported."""
+        """Report a value once."""
         place = self.places.pop(identifier, None)
         if place is not None:
             self._bytes -= place[1]
@@ -56,7 +56,7 @@ class Arguments:
             self.report(next(iter(self.places)))
 
     def drop(self, identifier: bytes) -> bool:
-        """Use the room of a value again to which no ref is left. Return False if the value is reported: others decide about it."""
+        """Use an unreferenced value's room again. False if it is reported: others decide."""
         place = self.places.pop(identifier, None)
         if place is None:
             return False

@@ -1,8 +1,8 @@
 """The caller's side of actors: pending calls, in order, and their fate when the actor's process ends.
 
-A call goes directly to the actor's process, over a link that keeps the order, once per incarnation. Before, it may wait for the actor's
-location, for arguments, and, with refs or as a stream, for the scheduler to have recorded these. A call that waits for arguments delays
-later calls of the same task and concurrency group, but none of an actor that runs several at once.
+A call goes to the actor's process over a link that keeps the order, once per incarnation. Before, it may wait for the location, for
+arguments, and, with refs or as a stream, for the scheduler to have recorded these. A call that waits for arguments delays later calls of
+the same task and concurrency group, but none of an actor that runs several at once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from zfabric.protocol.pieces import within_row
 ACKNOWLEDGE_EVERY = 64
 """Outcomes of a logged actor acknowledged together: it retains about as many per caller."""
 UNKNOWN, NOT_RUN = "unknown", "not run"
-"""Whether a failed call may have run, or has not."""
+"""Whether a failed call may have run."""
 
 
 class Calls:
@@ -81,43 +81,43 @@ class Calls:
         self._retained = retained
         self._unread = unread
         self._row_bytes = row_bytes
-        """Most bytes of dependencies' values in a call's row."""
+        """Most bytes of dependencies in a row."""
         self._place_of = place_of
-        """Object id -> place from which the actor may copy the value, if any."""
+        """From where the actor may copy an object, if known."""
         self._arguments = arguments
         self.gone: list[bytes] = []
-        """Incarnations without living actors: the shell closes its links to them."""
+        """Incarnations without living actors: the shell closes its links."""
         self._locations: dict[bytes, tuple[bytes, int]] = {}
-        """Location of each actor that this process has called: (incarnation, attempt). The links to these incarnations are open."""
+        """(incarnation, attempt) by actor. The links to these are open."""
         self.blocked: dict[Target, None] = {}
-        """Actors whose first call of a lane waits for arguments."""
+        """Actors of which a lane's first call waits for arguments."""
         self.awaited: dict[bytes, dict[bytes, None]] = {}
-        """Parked calls, by the task or call that makes the awaited argument."""
+        """Parked calls, by what makes the argument."""
         self.news: list[bytes] = []
-        """Ended tasks and calls of ``awaited``, for ``progress``."""
+        """Ended ones of ``awaited``, for ``progress``."""
         self.delayed: dict[Target, None] = {}
-        """Actors with calls that wait for a location, arguments, or the scheduler."""
+        """Actors with calls that wait."""
         self._barriers: dict[int, list[bytes]] = {}
-        """Calls that wait for the answer to each query. It shows that the scheduler has received everything to which they refer."""
+        """Calls that wait for each query: its answer shows that the scheduler has received everything to which they refer."""
         self._to_ask: list[bytes] = []
-        """Calls that wait for the answer to a query which leaves with the next frame: one query for all."""
+        """Calls that wait for a query of the next frame: one for all."""
         self._ahead: list[Send] = []
         """Messages to send ahead of calls."""
         self._orders: list[Send] = []
-        """Messages to send behind calls, such as requests to stop some."""
+        """Messages behind calls, such as requests to stop some."""
         self.killed: dict[bytes, bool] = {}
-        """Actors killed here whose end is unconfirmed; True: they may not restart."""
+        """Actors killed here, unconfirmed; True: they may not restart."""
         self.queued = 0
         """Number of calls in all outboxes."""
         self._full: dict[Target, None] = {}
         """Actors with a filled outbox."""
         self._receipts: dict[Target, bool] = {}
-        """Actors with outcomes to acknowledge. True: the message names the pending calls, and acknowledges all others."""
+        """Actors to acknowledge outcomes to. True: the message names the pending calls, and acknowledges all others."""
 
     # -- make calls --
 
     def meet(self, actor_id: bytes) -> Target:
-        """The record of an actor; on first use, request its location."""
+        """An actor's record; on first use, request its location."""
         target = self.targets.get(actor_id)
         if target is None:
             target = self.targets[actor_id] = Target(actor_id)
@@ -178,7 +178,7 @@ class Calls:
         return identifier
 
     def recall(self, call_id: bytes, returns: int, status: int, outputs: Row) -> None:
-        """Add refs to the values of a call of an earlier life, with its outcome from the log."""
+        """Add refs to an earlier life's call, with its outcome from the log."""
         for index in range(returns):
             identifier = call_value(call_id, index)
             entry = self._objects.entry(identifier)
@@ -196,7 +196,7 @@ class Calls:
         self.queued += 1
 
     def _advance(self, target: Target) -> None:
-        """Send all sendable calls of an actor, in order."""
+        """Send an actor's sendable calls, in order."""
         self.blocked.pop(target, None)
         for order, lane in list(target.lanes.items()):
             self._send_lane(target, lane)
@@ -207,7 +207,7 @@ class Calls:
             self._release_if_done(target)
 
     def _release_if_done(self, target: Target) -> None:
-        """Release a dropped handle once no call of the actor is pending."""
+        """Release a dropped handle without pending calls."""
         if not target.sent and not target.waits:
             target.leaving = False
             self._objects.dropped.append(target.handle)
@@ -219,7 +219,7 @@ class Calls:
             self.delayed.pop(target, None)
 
     def _send_lane(self, target: Target, lane: deque[Row]) -> None:
-        """Send a queue in order, as far as possible; fail all if the actor is dead."""
+        """Send what is possible, in order; fail all if the actor is dead."""
         while lane:
             if lane[0][0] not in self.pending:
                 lane.popleft()  # The incarnation before this one has returned it after all.
@@ -303,11 +303,11 @@ class Calls:
         return row
 
     def _unpark_all(self, target: Target) -> None:
-        """Put parked calls first in their lanes, since the actor has moved."""
+        """Put parked calls first: the actor has moved."""
         target.put_first([self._unpark(target, call_id) for call_id in list(target.parked)])
 
     def _try_parked(self, call_id: bytes) -> None:
-        """Send a parked call if it waits for nothing else."""
+        """Send a parked call that waits no longer."""
         target = self.pending.get(call_id)
         if target is None or call_id not in target.parked:
             return
@@ -321,7 +321,7 @@ class Calls:
         self._note_delayed(target)
 
     def _take_unsent(self, target: Target, call_id: bytes) -> Row | None:
-        """Remove and return a call not sent to the present incarnation, or None."""
+        """Remove and return a call not sent to the present incarnation."""
         if call_id in target.parked:
             return self._unpark(target, call_id)
         for order, lane in target.lanes.items():
@@ -334,7 +334,7 @@ class Calls:
         return None
 
     def confirm(self, token: int) -> bool:
-        """Handle the answer to a query. Return whether calls waited for it."""
+        """Handle an answer. Return whether calls waited for it."""
         calls = self._barriers.pop(token, None)
         if calls is None:
             return False
@@ -349,7 +349,7 @@ class Calls:
         return True
 
     def ask(self) -> None:
-        """Send one query for all calls that need the scheduler to have what they refer to."""
+        """Send one query for all calls that wait for the scheduler."""
         if self._to_ask:
             calls, self._to_ask = self._to_ask, []
             token = self._queries.token()
@@ -357,7 +357,7 @@ class Calls:
             self._queries.ask(token, "nothing", ())
 
     def news_in(self, message: m.Message) -> None:
-        """Note tasks and calls of ``awaited`` that end with a message."""
+        """Note ends of ``awaited``."""
         if type(message) is m.Results or type(message) is m.Objects:
             self.news += [key for row in message.rows if (key := row[0][:TASK_BYTES]) in self.awaited]
 
@@ -395,7 +395,7 @@ class Calls:
         return True
 
     def kill(self, actor_id: bytes, no_restart: bool) -> None:
-        """Request the end of an actor. Later calls wait for its next life."""
+        """End an actor. Later calls wait for its next life."""
         target = self.meet(actor_id)
         if target.state == DEAD:
             return
@@ -404,7 +404,7 @@ class Calls:
         self._outbox.add_message(m.KillActor(actor_id, no_restart))
 
     def state_of(self, actor_id: bytes) -> tuple[int, bool] | None:
-        """(state, whether it has lived before) of an actor as last received; None if not called here."""
+        """(state, whether it has lived before) as last received; None if not called here."""
         target = self.targets.get(actor_id)
         return None if target is None else (target.state, bool(target.incarnation) or target.attempt > 1)
 
@@ -463,9 +463,9 @@ class Calls:
         self.returned(message.rows)
 
     def returned(self, rows: Iterable[Row], is_local: bool = False) -> None:
-        """Store outcomes of calls; ignore second ones.
+        """Store outcomes; ignore second ones.
 
-        ``is_local``: this process made the outcomes, so the scheduler has recorded none.
+        ``is_local``: this process made them, so the scheduler has recorded none.
         """
         pending, extras = self.pending, self._extras
         entries, watchers = self._entries, self._objects.watchers
@@ -520,7 +520,6 @@ class Calls:
         self._note_delayed(target)
 
     def _handle_second_outcome(self, call_id: bytes, status: int, outputs: Row) -> None:
-        """Release values that the scheduler counts as held here."""
         for index, value in enumerate(outputs):
             if _is_recorded(status, value):
                 identifier = call_value(call_id, index)
@@ -583,11 +582,11 @@ class Calls:
             )
 
     def on_caller_gone(self, now: float, source: Address, message: m.CallerGone) -> None:
-        """Close the link to a dead process: a caller, or the host of actors."""
+        """Close the link to a dead caller or host."""
         self.gone.append(message.incarnation)
 
     def on_actor_locations(self, now: float, source: Address, message: m.ActorLocations) -> None:
-        """Update locations of actors that may have moved or died."""
+        """Update actors that may have moved or died."""
         for actor_id, state, incarnation, attempt, lives_on, executing, failure in message.rows:
             target = self.targets.get(actor_id)
             before, life = self._locations.pop(actor_id, (b"", 0))
@@ -624,7 +623,7 @@ class Calls:
                 self.targets.pop(actor_id, None)  # It was called by a handle that does not count.
 
     def on_repeat_calls(self, now: float, source: Address, message: m.RepeatCalls) -> None:
-        """Repeat calls of an actor on another node."""
+        """Repeat calls of an actor elsewhere."""
         target = self.targets.get(message.actor_id)
         if target is not None and target.address == source:
             self._repeat(target)
@@ -635,7 +634,7 @@ class Calls:
         self._orders.append(Send(source, m.Receipt(message.token)))
 
     def _repeat(self, target: Target) -> None:
-        """Repeat calls sent to the present life of a remote actor, and those whose outcomes it retains; then requests to stop some."""
+        """Repeat calls sent to a remote actor's present life, and those whose outcomes it retains; then requests to stop some."""
         self.queued += len(target.sent) - len(target.outbox)
         if not target.outbox:
             target.repeated.clear()
@@ -701,7 +700,7 @@ class Calls:
         self.returned(((row[0], FAILED, (pack_failure(kind, f"{what} has no result ({may}): {text}", facts),)),), is_local=True)
 
     def callees(self, object_ids: Iterable[bytes]) -> m.Rows:
-        """Rows ``(object id, actor id)`` of those objects that pending calls here will make."""
+        """Rows ``(object id, actor id)`` of what pending calls here will make."""
         pending = self.pending
         if not pending:
             return ()
@@ -709,12 +708,12 @@ class Calls:
         return tuple((identifier, target.actor_id) for identifier, target in found if target is not None)
 
     def may_end(self, object_ids: Iterable[bytes]) -> bool:
-        """Whether a call that makes one of these objects may end without running: by its timeout, or because it is cancelled."""
+        """Whether the call of one of these may end without running: by its timeout, or cancelled."""
         found = (self._extras.get(each[:TASK_BYTES]) for each in object_ids) if self._extras else ()
         return any(extras is not None and (extras.limited or extras.stopped is not None) for extras in found)
 
     def lasting(self, identifier: bytes, lives: Mapping[bytes, Row]) -> bytes | None:
-        """The actor whose call makes an object, if only running the call can end it; else None. ``lives``: this process's actors and their
+        """The actor of an object's call, if only running the call can end it; else None. ``lives``: this process's actors and their
         attempts.
         """
         call_id = identifier[:TASK_BYTES]
@@ -727,7 +726,7 @@ class Calls:
         return None if known is not None and target.incarnation and known[1] != target.attempt else target.actor_id
 
     def explain(self, identifier: bytes) -> tuple[str, bytes, str] | None:
-        """(state, actor, reason) of a pending call here, or None."""
+        """(state, actor, reason) of a pending call here."""
         call_id = identifier[:TASK_BYTES]
         target = self.pending.get(call_id)
         if target is None or (identifier != call_id + CALL_RETURN and self._objects.known(identifier)):
@@ -752,7 +751,7 @@ class Calls:
     # -- handles that are dropped, and a restarted daemon --
 
     def takes_over(self, handle: bytes, entry: ObjectEntry) -> bool:
-        """Take over the last ref to a handle while the actor has pending calls."""
+        """Take over a handle's last ref while calls are pending."""
         target = self.targets.get(handle[:TASK_BYTES])
         if target is None or not (target.sent or target.waits):
             return False
@@ -761,13 +760,13 @@ class Calls:
         return True
 
     def forget(self, handle: bytes) -> None:
-        """Remove the record of an actor without handles. The link stays."""
+        """Remove an actor without handles. The link stays."""
         target = self.targets.pop(handle[:TASK_BYTES], None)
         if target is not None and target.unacknowledged:
             self._receipts[target] = False
 
     def holdings(self) -> Iterator[tuple[type[Any], Any]]:
-        """What is repeated to a restarted scheduler: (kind of message, item)."""
+        """(kind of message, item) for a restarted scheduler."""
         for actor_id in {**self.targets, **self.killed, **self._locations}:
             yield m.FindActors, actor_id
         yield from self.results.expected()
@@ -784,6 +783,6 @@ def _is_recorded(status: int, value: Any) -> bool:
 
 
 def _outcome_request(row: Row) -> Row:
-    """A call that may have run, as a request for its outcome, which a checkpoint of its actor may have."""
+    """A request for the outcome of a call that may have run: a checkpoint may have it."""
     dependencies, options = (row[DEPENDENCIES], row[CALL_OPTIONS] or ()) if len(row) > DEPENDENCIES else ((), ())
     return row if ("ask", True) in options else (*row[:3], dependencies, (), (*options, ("ask", True)))

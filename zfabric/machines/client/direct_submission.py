@@ -1,6 +1,6 @@
-"""The driver's side of direct submission: tasks that it sends to a worker itself, since it waits for each of them (decision 0016).
+"""The driver's side of direct submission (decision 0016).
 
-The scheduler allows it, and both the driver and the worker report each task to the scheduler.
+The scheduler allows it, and both the driver and the worker report each task to it.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from zfabric.protocol.messages import Row
 
 
 class DirectSubmitter:
-    """The workers that accept a client's tasks directly. Used under the client's lock."""
+    """The workers that accept tasks directly, under the client's lock."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.workers: dict[bytes, bytes] = {}
-        """The worker that accepts the tasks of each function."""
+        """The worker of each function."""
         self.allowed: set[bytes] = set()
-        """Workers that were allowed to this driver: they send it values themselves."""
+        """Workers allowed to this driver: they send it values."""
         self._received: dict[bytes, int] = {}
-        """Number of values that each of these workers has sent."""
+        """Values that each of these has sent."""
         self._outbox = outbox
         self._daemon = b""
         self._first_attempt = 0
         self._ready: Send | None = None
         """A task to send now."""
         self._unreported: dict[bytes, list[Row]] = {}
-        """Tasks that were not reported to the scheduler, by worker. The workers report them too, so several may share one message."""
+        """Unreported tasks, by worker. The workers report them too, so several may share one message."""
 
     def connect(self, daemon: bytes) -> None:
-        """Set the daemon's incarnation: a worker refuses tasks of a driver that is connected to another one."""
+        """Set the daemon: a worker refuses tasks of a driver with another one."""
         self._daemon = daemon
 
     def submit(self, row: Row) -> None:
-        """Send a task to the worker that runs its function. No other task or call of this process is pending."""
+        """Send a task to its function's worker; nothing else is pending."""
         worker = self.workers[row[1]]
         self._ready = Send(WORKER + worker, m.SubmitDirect(self._daemon, (row,), self._first_attempt))
         self._unreported.setdefault(worker, []).append(row)
@@ -51,20 +51,20 @@ class DirectSubmitter:
         return bool(self._ready or self._unreported)
 
     def take(self) -> Send | None:
-        """Take the task to send, if there is one; it goes ahead of all messages to the scheduler."""
+        """Take the task; it goes ahead of all messages to the scheduler."""
         ready = self._ready
         if ready is not None:
             self._ready = None
         return ready
 
     def take_reports(self) -> list[m.SubmittedDirect]:
-        """Take reports to the scheduler; they go ahead of every message that names those tasks."""
+        """Take reports; they go ahead of every message that names those tasks."""
         reports = [m.SubmittedDirect(worker, tuple(rows)) for worker, rows in self._unreported.items()]
         self._unreported = {}
         return reports
 
     def on_direct_allowed(self, now: float, source: Address, message: m.DirectAllowed) -> None:
-        """Submit tasks of these functions to a worker; without functions, submit no more to it."""
+        """Submit tasks of these functions to a worker; without functions, none."""
         self.workers = {function: worker for function, worker in self.workers.items() if worker != message.worker}
         self.workers.update(dict.fromkeys(message.functions, message.worker))
         self._first_attempt = message.attempt
@@ -74,11 +74,11 @@ class DirectSubmitter:
             self._outbox.add_message(m.SubmittedDirect(message.worker, ()))
 
     def count(self, worker: bytes, rows: tuple[Row, ...]) -> None:
-        """Count values that a worker has sent."""
+        """Count a worker's values."""
         self._received[worker] = self._received.get(worker, 0) + len(rows)
 
     def report_counts(self) -> None:
-        """Report the number of values received from each worker. The scheduler answers, or ends the job, once it has them too."""
+        """Report values received from each worker. The scheduler answers, or ends the job, once it has them too."""
         for worker, number in self._received.items():
             self._outbox.add_message(m.DirectCounts(worker, number))
 
@@ -88,7 +88,7 @@ class DirectSubmitter:
         self._received.pop(worker, None)
 
     def start_over(self) -> None:
-        """Forget what an earlier scheduler allowed. ``Client.rejoin`` repeats the tasks that were not sent."""
+        """Drop an earlier scheduler's leases. ``Client.rejoin`` repeats unsent tasks."""
         self.workers = {}
         self._ready = None
         self._unreported = {}

@@ -1,8 +1,8 @@
 """The client's grants: which bytes of the arena this process may write, and how many it has used.
 
 After ``allocate``, the writer calls ``finished`` once the object is sealed *and its place is in a message on its way*, or ``abandon``. A
-grant is returned only while no write in it is under way, so that bytes which the store has freed are never written. Offsets are payloads':
-the header is in the 64 bytes before. Used under the client's lock.
+grant is returned only while no write in it is under way: bytes that the store has freed are never written. Offsets are payloads': the
+header is in the 64 bytes before. Used under the client's lock.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from zfabric.machines.common.extents import HEADER_BYTES, footprint
 
 Rest = tuple[int, int, tuple[tuple[int, int], ...]]
-"""(offset, used, gaps) of a grant, for ``ReturnGrant``."""
+"""(offset, used, gaps), for ``ReturnGrant``."""
 LEAST_ROOM = 64 * 2**10
-"""Least room of a retained grant: smaller values are rarely written to the arena."""
+"""Least room of a retained grant: smaller values are rarely written."""
 
 
 class Grant:
-    """One range: ``used`` bytes of objects, of which ``writing`` are being written."""
+    """``used`` bytes of objects, of which ``writing`` are being written."""
 
     __slots__ = ("exact", "gaps", "offset", "size", "used", "writing")
 
@@ -29,7 +29,7 @@ class Grant:
         self.gaps: list[tuple[int, int]] = []
 
     def take(self, need: int) -> int | None:
-        """Allocate in an abandoned object's gap or at the end; return the start, or None without room."""
+        """Allocate in an abandoned gap or at the end; return the start, or None without room."""
         for index, (start, size) in enumerate(self.gaps):
             if size >= need:
                 del self.gaps[index]
@@ -64,18 +64,18 @@ class Grants:
         return len(self._grants)
 
     def add(self, offset: int, size: int) -> None:
-        """Add a grant to allocate objects in."""
+        """Add a grant."""
         self._grants[offset] = Grant(offset, size, False)
 
     def add_exact(self, offset: int, size: int) -> int:
-        """Add room for exactly one object; return its payload offset."""
+        """Add room for one object; return its payload offset."""
         grant = Grant(offset, size, True)
         grant.take(size)
         self._grants[offset] = grant
         return offset + HEADER_BYTES
 
     def allocate(self, size: int) -> int | None:
-        """Allocate an object; return its payload offset, or None if a ``Reserve`` is needed first."""
+        """Allocate an object; return its payload offset, or None: ``Reserve`` first."""
         need = footprint(size)
         for grant in self._grants.values():
             if not grant.exact:
@@ -85,7 +85,7 @@ class Grants:
         return None
 
     def nearly_spent(self, size: int, least: int) -> bool:
-        """Whether to request the next grant: less than ``least`` bytes are left, or less than half before any grant was used up."""
+        """Whether to request the next grant: less than ``least`` bytes are left, or less than half before any was used up."""
         need = footprint(size)
         shared = [grant for grant in self._grants.values() if not grant.exact]
         if not self._used_up:
@@ -99,7 +99,7 @@ class Grants:
         raise KeyError(f"nothing is being written at {start + HEADER_BYTES}")
 
     def finished(self, offset: int) -> Rest | None:
-        """Record that an object is sealed and on its way. Return the grant's row if full; the store closes an exact grant itself."""
+        """Record a sealed object on its way. Return the grant's row if full; the store closes an exact grant itself."""
         start = offset - HEADER_BYTES
         grant = self._holding(start)
         del grant.writing[start]
@@ -132,7 +132,7 @@ class Grants:
         return [self._drop(grant) for grant in full if not grant.writing]
 
     def idle(self, keep: int = 0) -> list[Rest]:
-        """Remove grants without writes in progress; return their rows. The ones with the least room stay, up to ``keep`` bytes together."""
+        """Remove grants without writes; return their rows. Those with the least room stay, up to ``keep`` bytes together."""
         returned = []
         for grant in sorted(self._grants.values(), key=lambda grant: grant.size - grant.used):
             if not grant.writing:
@@ -142,13 +142,13 @@ class Grants:
         return returned
 
     def give_back(self, offset: int) -> Rest | None:
-        """Remove a recalled grant; return its row, or None if it is in use or not ours."""
+        """Remove a recalled grant; return its row, or None if in use or not ours."""
         grant = self._grants.get(offset)
         return self._drop(grant) if grant is not None and not grant.writing else None
 
     def rows(self) -> tuple[tuple[int, int, int], ...]:
-        """Rows of ``GrantsHeld`` for a restarted daemon: (offset, size, used). The store reports finished objects, so each grant becomes
-        its unused rest (``used`` is 0), and each object being written an exact grant (``used`` is its size).
+        """For ``GrantsHeld``: (offset, size, used). The store reports finished objects, so each grant becomes its unused rest (``used`` is
+        0), and each object being written an exact grant (``used`` is its size).
         """
         held: dict[int, Grant] = {}
         for grant in self._grants.values():

@@ -1,4 +1,4 @@
-"""The client: what one process submits, holds and waits for. Each driver, worker and actor process has one.
+"""The client: what one process submits, holds and waits for.
 
 All messages to the local scheduler share one ordered outbox: ``Hold`` goes ahead of ``Release``, ``Put`` ahead of the row that names the
 value. Rows are retained until their outcome, values (and rows of values in the arena) until the last ref is dropped; ``rejoin`` repeats
@@ -37,11 +37,11 @@ from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.messages.rows import DEPENDENCIES
 
 ARGUMENT_GRANTS = 4
-"""Room for unreported arguments, in units of ``grant_bytes``."""
+"""Room for unreported arguments, in ``grant_bytes``."""
 
 
 class Client:
-    """One process's side of the fabric. The shell holds one lock around every method call."""
+    """One process's side. The shell holds one lock around every method call."""
 
     def __init__(self, address: Address, config: Config) -> None:
         self.address = address
@@ -54,17 +54,17 @@ class Client:
         self.welcomed = False
         self.farewell: str | None = None
         self.leaving = False
-        """Whether ``Goodbye`` was sent, and no ``Farewell`` has arrived."""
+        """Whether ``Goodbye`` was sent, without ``Farewell``."""
         self.exiting: set[bytes] = set()
-        """Actors here that have ended themselves; repeated, so that a restarted scheduler does not restart them."""
+        """Actors here that ended themselves; repeated, so that a restarted scheduler does not restart them."""
         self.refused: m.Refused | None = None
         self.written: dict[bytes, Row] = {}
-        """``Put`` rows without an acknowledgement: by the object store for the arena, by the control store for durable values."""
+        """Unacknowledged ``Put`` rows: by the object store for the arena, by the control store for durable values."""
         self.committed: dict[bytes, str] = {}
-        """Durable values that the control store has answered for: an error or the empty string."""
+        """Durable values that are answered for: an error or empty."""
         self.notices: deque[m.Notice | m.LogLines] = deque()
         self.printed = False
-        """Whether output was written that is to be shown ahead of an outcome."""
+        """Whether output was written, to be shown ahead of an outcome."""
         self.counts: Counter[str] = Counter()
         self._controls: list[Effect] = []
 
@@ -126,13 +126,13 @@ class Client:
 
     @property
     def urgent(self) -> bool:
-        """Whether anything but released refs, and reports of tasks that a worker has already, is to be sent."""
+        """Whether anything is to be sent but releases, and reports of tasks that a worker has already."""
         return bool(self.submitted or self._controls) or self.outbox.urgent or self.calls.unsent or self.direct.urgent
 
     # -- operations of users --
 
     def put(self, identifier: bytes, value: bytes | Place, contained: tuple[bytes, ...], durable: bool) -> None:
-        """Enter a value, inline or in a grant of this process."""
+        """Enter a value, inline or in a grant."""
         self.entries[identifier] = value if type(value) is bytes else ObjectEntry(1, OK, value, None)
         if contained:
             self.calls.results.share(contained)
@@ -142,12 +142,12 @@ class Client:
         self.outbox.add(m.Put, (identifier, value, contained, durable))
 
     def add_argument(self, identifier: bytes, place: Place) -> None:
-        """Enter a value without refs inside, in a grant, that a call is about to take."""
+        """Add a call's argument, in a grant, without refs inside."""
         self.entries[identifier] = ObjectEntry(1, OK, None, None)
         self.arguments.add(identifier, place)
 
     def place_without_pin(self, identifier: bytes) -> Place | None:
-        """Where another process of this node may copy a value from, if known. The value may be gone any moment.
+        """Where processes of this node may copy a value from, if known. It may be gone any moment.
 
         Values with refs inside have no such place: the scheduler counts their receivers.
         """
@@ -159,7 +159,7 @@ class Client:
         return place if place[0] >= 0 and place[1] <= self.config.copied_bytes else None
 
     def located(self, identifiers: Iterable[bytes]) -> dict[bytes, Row]:
-        """What this process knows by itself of objects, as ``FabricClient.locate`` returns it. The scheduler knows the others."""
+        """What this process knows of objects, as ``FabricClient.locate`` returns it; the scheduler knows the others."""
         found: dict[bytes, Row] = {}
         for identifier in identifiers:
             entry = self.objects.entry(identifier)
@@ -172,7 +172,7 @@ class Client:
         return found
 
     def cancel(self, identifiers: tuple[bytes, ...], force: bool, recursive: bool) -> None:
-        """Request to stop tasks and calls, whose children the scheduler stops."""
+        """Stop tasks and calls; the scheduler stops their children."""
         self.unread.expected(identifiers)
         tasks = tuple(each for each in identifiers if not self.calls.cancel(each, "cancelled"))
         self.tasks.cancel(tasks, force, recursive)
@@ -181,13 +181,13 @@ class Client:
             self.send(m.Cancel(named, force, recursive))
 
     def pass_on(self, identifiers: Collection[bytes]) -> None:
-        """Prepare for others to receive refs to these objects: the scheduler gets their results, and failures count as read."""
+        """Prepare for others to receive these refs: the scheduler gets their results, and failures count as read."""
         self.calls.results.share(identifiers)
         self.unread.expected(identifiers)
         self.passed.add(identifiers)
 
     def rest(self) -> None:
-        """Once a second: report arguments, return unused room, drop refs passed on a while ago."""
+        """Once a second: report arguments, return room, drop refs passed on a while ago."""
         self.arguments.report_all()
         self.reservations.rest()
         self.passed.rest()
@@ -197,7 +197,7 @@ class Client:
         self._controls.append(Send(self.store, message))
 
     def send(self, message: m.Message) -> None:
-        """Send a message to the local scheduler, behind the outbox."""
+        """Send to the local scheduler, behind the outbox."""
         if type(message) is m.Goodbye:
             self.leaving = True
             self.unread.watching = False
@@ -210,7 +210,7 @@ class Client:
     # -- the machine --
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
-        """Handle a message of the fabric, then send calls that waited for it."""
+        """Handle a message, then send calls that waited for it."""
         self.handlers[type(message)](now, source, message)
         calls = self.calls
         if calls.awaited:
@@ -236,7 +236,7 @@ class Client:
             objects.settle(identifier, entry, status, value)
 
     def on_cancel(self, now: float, source: Address, message: m.Cancel) -> None:
-        """Stop calls whose results others have cancelled."""
+        """Stop calls whose results others cancelled."""
         for identifier in message.object_ids:
             self.calls.cancel(identifier, "cancelled")
 
@@ -257,7 +257,7 @@ class Client:
         self.reservations.on_recall_grant(now, source, message)
 
     def on_answer(self, now: float, source: Address, message: m.Answer) -> None:
-        """Take an answer for the program, or for a waiting call."""
+        """Take an answer for the program or a call."""
         if self.queries.answered(message.token) and not self.calls.confirm(message.token):
             self.queries.add_answer(message)
 
@@ -287,23 +287,23 @@ class Client:
         self.leaving = False
 
     def on_notice(self, now: float, source: Address, message: m.Notice | m.LogLines) -> None:
-        """Store a notice or log lines, which the shell shows."""
+        """Store what the shell shows."""
         self.notices.append(message)
 
     def on_output_written(self, now: float, source: Address, message: m.OutputWritten) -> None:
-        """Note that a task wrote output, ahead of its outcome."""
+        """Note output, ahead of a task's outcome."""
         self.printed = True
 
     # -- after a restart of the daemon --
 
     def connect(self, daemon: bytes) -> None:
-        """Send everything to this incarnation of the daemon."""
+        """Send everything to this incarnation."""
         self.scheduler = LOCAL_SCHEDULER + daemon
         self.store = OBJECT_STORE + daemon
         self.direct.connect(daemon)
 
     def rejoin(self, register: m.Register, running: tuple[m.Message, ...] = (), unread: tuple[Row, ...] = ()) -> None:
-        """Repeat everything that this process holds and has requested; drop whatever was to be sent.
+        """Repeat everything held and requested; drop whatever was to be sent.
 
         A worker adds what it runs, and the places that came with tasks it has not begun.
         """
@@ -339,7 +339,7 @@ class Client:
         return None
 
     def take_effects(self, now: float) -> list[Effect]:
-        """Take everything that is to be sent, one batch of each kind in a row."""
+        """Take everything, one batch of each kind in a row."""
         if self.submitted:
             self.tasks.take_up()
         if self.dropped or self.unviewed:
@@ -347,11 +347,11 @@ class Client:
         return self.take_before_releases()
 
     def take_first(self) -> Send | None:
-        """Take the only task or call to send: the program is about to wait for it."""
+        """Take the only task or call: the program is about to wait for it."""
         return self.direct.take() or self.calls.take_lone() or self._take_lone_task()
 
     def _take_lone_task(self) -> Send | None:
-        """Take a task that says where it runs, if only releases are to be sent besides: it names nothing that others must know first."""
+        """Take a task that says where it runs, if only releases go besides: it names nothing that others must know first."""
         outbox = self.outbox
         if outbox.kind is not m.Submit or self._controls or self.calls.unsent or self.direct.unsent:
             return None
@@ -361,7 +361,7 @@ class Client:
         return Send(self.scheduler, m.Submit((outbox.take_last_row(),)))
 
     def take_before_releases(self) -> list[Effect]:
-        """Take messages added so far, without releases.
+        """Take messages so far, without releases.
 
         A worker sends these, then the ends of its tasks, then releases: a returned value may contain a ref that the task then drops.
         """
@@ -383,7 +383,7 @@ class Client:
         return {**self.counts, "entries": len(self.entries), "unfinished": self.unfinished, "pinned": len(self.pins.counts)}
 
     def reference_counts(self) -> dict[bytes, tuple[int, int]]:
-        """(refs, pending tasks and calls that take it) of each object with refs here; a handle is a ref, too."""
+        """(refs, pending tasks and calls that take it) by object; a handle is a ref, too."""
         self.releases.settle()
         entries, targets = self.objects.all_entries(), self.calls.targets.values()
         rows = [entry.row for _, entry in entries if entry.row is not None]
@@ -393,7 +393,7 @@ class Client:
         return {each: (refs.get(each, 0), taken[each]) for each in refs.keys() | taken.keys() if refs.get(each) or taken[each]}
 
     def check_invariants(self) -> None:
-        """Check that no count of refs is negative, and that unread failures have refs."""
+        """Check that no count is negative, and that unread failures have refs."""
         for task_id, (_, names) in self.unread.held.items():
             if not names <= self.entries.keys():
                 raise InvariantViolation(f"a failure of {task_id.hex()} is held, which nobody can read any more")

@@ -1,4 +1,4 @@
-"""The objects of one process: an entry for each, and who waits for it."""
+"""The objects of one process, and who waits for them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.messages import OK, Row
 
 PENDING = -1
-"""The value's outcome has not arrived, and will be sent: this process submitted its task."""
+"""The outcome will be sent: this process submitted the task."""
 ABSENT = -2
-"""This process has nothing of the value and must fetch it."""
+"""Nothing is here: the value must be fetched."""
 
 
 class ObjectEntry:
-    """An object to which this process has refs, or whose task it submitted and which has no outcome.
+    """An object with refs here, or of a submitted task without an outcome.
 
     The two commonest kinds have no instance of this class, since every Python object costs the garbage collector time. In
     ``ObjectTable.entries`` a *row* stands for a task with one value, one ref and no outcome, and *bytes* for a small value with one ref.
@@ -36,22 +36,22 @@ class ObjectEntry:
 
 
 class ObjectTable:
-    """Entries by object id, shared by a client's parts. Its containers are never replaced, so parts may store them."""
+    """Entries by object id. The containers are never replaced: parts may store them."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.entries: dict[bytes, ObjectEntry | Row | bytes] = {}
         self.fetching: set[bytes] = set()
         """Requested objects that have not arrived."""
         self.gets: dict[int, Sequence[bytes]] = {}
-        """Objects of each ``get`` in progress: none is unpinned before all have arrived, so that they do not displace each other."""
+        """Objects of each ``get``: none is unpinned before all have arrived, or they would displace each other."""
         self.watchers: dict[bytes, list[Callable[[bytes], None]]] = {}
-        """Callbacks for the arrival of an outcome with its value; objects in ``outcome_watchers`` are here, too."""
+        """Called with an outcome and its value; objects in ``outcome_watchers`` are here, too."""
         self.outcome_watchers: dict[bytes, list[Callable[[bytes], None]]] = {}
-        """Callbacks for the arrival of an outcome, wherever its value is."""
+        """Called with an outcome, wherever its value is."""
         self.dropped: deque[bytes] = deque()
-        """Refs that finalizers, which take no lock, have dropped; ``Releases.settle`` does the rest."""
+        """Refs that finalizers, which take no lock, have dropped, for ``Releases.settle``."""
         self.failures = 0
-        """Failed values that have arrived. A ``get`` searches for failures only after this has changed."""
+        """Arrived failures. A ``get`` searches for some only after a change."""
         self._outbox = outbox
 
     def entry(self, identifier: bytes) -> ObjectEntry | None:
@@ -68,12 +68,12 @@ class ObjectTable:
         return [(identifier, entry) for identifier in list(self.entries) if (entry := self.entry(identifier)) is not None]
 
     def inline_bytes(self) -> int:
-        """Bytes of values in entries, outside of the arena."""
+        """Bytes of values outside of the arena."""
         values = (each.data if type(each) is ObjectEntry else each for each in self.entries.values())
         return sum(len(value) for value in values if type(value) is bytes)
 
     def lookup(self, identifier: bytes) -> ObjectEntry:
-        """An object's entry; if missing, one without refs, since the program's ref is not counted here."""
+        """An object's entry; a new one has no refs: the program's is not counted here."""
         entry = self.entry(identifier)
         if entry is None:
             entry = self.entries[identifier] = ObjectEntry(0, ABSENT, None, None)
@@ -81,7 +81,7 @@ class ObjectTable:
         return entry
 
     def want(self, identifiers: Iterable[bytes]) -> None:
-        """Request values that have not arrived and will not be sent unasked."""
+        """Request values that will not be sent unasked."""
         entries = self.entries
         for identifier in identifiers:
             found = entries.get(identifier)
@@ -98,17 +98,17 @@ class ObjectTable:
         return type(found) is bytes or (type(found) is ObjectEntry and found.data is not None)
 
     def known(self, identifier: bytes) -> bool:
-        """Whether the object has an outcome, here or elsewhere."""
+        """Whether it has an outcome, here or elsewhere."""
         found = self.entries.get(identifier)
         return type(found) is bytes or (type(found) is ObjectEntry and found.status >= 0)
 
     def has_failed(self, identifier: bytes) -> bool:
-        """Whether the object has failed, here or elsewhere."""
+        """Whether it has failed, here or elsewhere."""
         found = self.entries.get(identifier)
         return type(found) is ObjectEntry and found.status > OK
 
     def first_failure(self, identifiers: Iterable[bytes]) -> tuple[bytes, ...]:
-        """The first of these objects with a failure here, if any."""
+        """The first of these with a failure here, if any."""
         for identifier in identifiers:
             found = self.entries.get(identifier)
             if type(found) is ObjectEntry and found.status > OK:
@@ -118,7 +118,7 @@ class ObjectTable:
         return ()
 
     def settle(self, identifier: bytes, entry: ObjectEntry, status: int, data: bytes | Place | None) -> None:
-        """Store an outcome, and call its watchers once the value is here."""
+        """Store an outcome, and call watchers once the value is here."""
         entry.status = status
         entry.data = data
         if status != OK:
@@ -133,7 +133,7 @@ class ObjectTable:
                 watcher(identifier)
 
     def watch(self, identifier: bytes, watcher: Callable[[bytes], None]) -> None:
-        """Call ``watcher`` once the outcome is in this process."""
+        """Call ``watcher`` once the outcome is here."""
         self.watchers.setdefault(identifier, []).append(watcher)
         self.want((identifier,))
 
@@ -144,7 +144,7 @@ class ObjectTable:
         self.want((identifier,))
 
     def give_up_watching(self) -> None:
-        """Call all watchers, since no outcome arrives any more."""
+        """Call all watchers: no outcome arrives any more."""
         while self.watchers:
             identifier, watchers = self.watchers.popitem()
             for watcher in (*self.outcome_watchers.pop(identifier, ()), *watchers):

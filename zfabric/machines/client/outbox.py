@@ -1,4 +1,4 @@
-"""Messages of a process to its daemon, collected into batches of one kind.
+"""Messages to the daemon, in batches of one kind.
 
 Finalizers may submit tasks and send, whenever making a list or tuple runs the garbage collector. So each method makes what it needs first,
 then changes the outbox in steps that make nothing.
@@ -22,7 +22,6 @@ class Outbox:
     def __init__(self) -> None:
         self._batches: list[tuple[Any, list[Any]]] = []
         self.kind: Any = None
-        """Kind of the batch being filled, or None."""
         self.tail: list[Any] = []
 
     def __bool__(self) -> bool:
@@ -30,25 +29,25 @@ class Outbox:
 
     @property
     def urgent(self) -> bool:
-        """Whether anything but released refs is to be sent."""
+        """Whether anything but releases is to be sent."""
         batches = self._batches
         return bool(batches) and (len(batches) > 1 or batches[0][0] is not m.Release)
 
     @property
     def ends_with_lone_row(self) -> bool:
-        """Whether a single row was added behind released refs."""
+        """Whether one row was added behind releases."""
         batches = self._batches
         return len(self.tail) == 1 and (len(batches) == 1 or (len(batches) == 2 and batches[0][0] is m.Release))
 
     def take_last_row(self) -> Any:
-        """Take the only row of the newest batch."""
+        """Take the newest batch's only row."""
         tail: list[Any] = []
         self.kind = None
         self.tail = tail
         return self._batches.pop()[1][0]
 
     def add(self, kind: Any, item: Any) -> None:
-        """Add a row of a message of this kind."""
+        """Add a row of this kind."""
         if self.kind is kind and len(self.tail) < ROWS_MAX:
             self.tail.append(item)
             return

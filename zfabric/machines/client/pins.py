@@ -1,7 +1,7 @@
 """The client's side of pins: places in the arena that this process has received, and its values that look into them.
 
-Each time that a place is sent to this process is a pin (see ``Unpin``). The pins of an object are released when this process has neither a
-ref to it nor a value that looks into it.
+Each time that a place is sent here is a pin (``Unpin``). They are released when this process has neither a ref to the object nor a value
+that looks into it.
 """
 
 from __future__ import annotations
@@ -14,40 +14,39 @@ Place = tuple[int, int]
 
 
 class Pins:
-    """Places received and values that look into them. ``referred`` has the objects with refs; ``unpin`` releases one pin."""
+    """Places received and values that look into them. ``referred`` has objects with refs; ``unpin`` releases one pin."""
 
     def __init__(self, referred: Container[bytes], unpin: Callable[[bytes], None]) -> None:
         self.counts: Counter[bytes] = Counter()
-        """Number of pins that this process has on each object."""
         self.places: dict[bytes, Place] = {}
         """Where the pinned objects are."""
         self.views: Counter[bytes] = Counter()
-        """Number of live values of this process that look into each object."""
+        """Live values that look into each object."""
         self._referred = referred
         self._unpin = unpin
 
     def add(self, identifier: bytes, place: Place) -> None:
-        """Count a pin: this process received a place."""
+        """Count a received place."""
         self.counts[identifier] += 1
         self.places[identifier] = place
 
     def view(self, identifier: bytes) -> None:
-        """Count a value of this process that looks into an object."""
+        """Count a value that looks into an object."""
         self.views[identifier] += 1
 
     def viewed(self, identifier: bytes) -> bool:
-        """Whether any value looks into an object."""
+        """Whether a value looks into it."""
         return self.views.get(identifier, 0) > 0
 
     def unview(self, identifier: bytes) -> None:
-        """Count off a deleted value that looked into an object; unpin the object if it is no longer in use."""
+        """Count off a deleted value; unpin the object if unused."""
         self.views[identifier] -= 1
         if self.views[identifier] <= 0:
             del self.views[identifier]
             self.release_if_unused(identifier)
 
     def release_if_unused(self, identifier: bytes) -> None:
-        """Unpin an object unless it is still in use here."""
+        """Unpin an object that is not in use."""
         if identifier not in self._referred and not self.viewed(identifier):
             self.release(identifier)
 
@@ -58,5 +57,5 @@ class Pins:
             self._unpin(identifier)
 
     def rows(self) -> list[tuple[bytes, int, int]]:
-        """Rows of ``Pinned`` for a restarted daemon, one for each pin."""
+        """For ``Pinned``, one row for each pin."""
         return [(identifier, *self.places[identifier]) for identifier in self.counts.elements()]

@@ -1,4 +1,4 @@
-"""Queries of this process that its node's daemon answers."""
+"""Queries of this process to its daemon."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Queries:
 
     def __init__(self, outbox: Outbox, direct: DirectSubmitter) -> None:
         self.asked: dict[int, m.Query] = {}
-        """Queries without an answer; a restarted daemon has not received them."""
+        """Unanswered ones; a restarted daemon has not received them."""
         self.answers: dict[int, m.Answer] = {}
         """Answers that nobody has taken yet."""
         self._outbox = outbox
@@ -21,7 +21,7 @@ class Queries:
         self._next_token = 1
 
     def token(self) -> int:
-        """A number that no other request of this process has."""
+        """A number of no other request."""
         self._next_token += 1
         return self._next_token
 
@@ -36,9 +36,9 @@ class Queries:
         self.asked.pop(token, None)
 
     def answered(self, token: int) -> bool:
-        """Remove a query that was answered. Return False if no answer was expected."""
+        """Remove an answered query. False if none was expected."""
         return self.asked.pop(token, None) is not None
 
     def add_answer(self, answer: m.Answer) -> None:
-        """Store an answer for whoever waits for its token."""
+        """Store an answer for its token."""
         self.answers[answer.token] = answer

@@ -1,4 +1,4 @@
-"""Refs that this process receives: from other processes, inside values, and by copying refs."""
+"""Refs received: from others, inside values, and as copies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zfabric.protocol.inside import refs_in
 
 
 class ReceivedReferences:
-    """Adds refs to the object table; ``Releases`` takes them away."""
+    """Adds refs; ``Releases`` takes them away."""
 
     def __init__(
         self, objects: ObjectTable, outbox: Outbox, results: SharedResults, retained: RetainedObjects, unread: UnreadFailures
@@ -25,7 +25,7 @@ class ReceivedReferences:
         self._unread = unread
 
     def add(self, identifier: bytes) -> None:
-        """Count one more ref. The scheduler is notified of the first one."""
+        """Count a ref. The scheduler is notified of the first."""
         entry = self._objects.entry(identifier)
         if entry is None:
             entry = self._objects.entries[identifier] = ObjectEntry(0, ABSENT, None, None)
@@ -37,14 +37,14 @@ class ReceivedReferences:
         entry.refs += 1
 
     def contain(self, identifier: bytes, contained: tuple[bytes, ...]) -> None:
-        """Record that a value contains refs: they count as refs of this process while it has refs to the value."""
+        """Record refs inside a value: they count while this process has refs to it."""
         self._retained.retain_contained(identifier, contained)
         self._unread.expected(contained)  # Whoever receives that value may read them.
         for inner in contained:
             self.add(inner)
 
     def contain_failure(self, identifier: bytes, payload: bytes) -> None:
-        """Record the refs inside an error, as ``contain`` does for a value."""
+        """The same for an error."""
         refs = refs_in(payload)
         if refs and identifier not in self._retained.containing:
             self.contain(identifier, refs)

@@ -1,6 +1,6 @@
-"""What a client repeats to a restarted daemon: everything it holds, then all requests without an answer.
+"""What a client repeats to a restarted daemon: everything it holds, then unanswered requests.
 
-``local_scheduler/lifecycle/recovery.py`` says what the scheduler does with each kind.
+For what follows see ``local_scheduler/lifecycle/recovery.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zfabric.protocol.messages import Row
 def holdings(
     tasks: Tasks, objects: ObjectTable, retained: RetainedObjects, calls: Calls, written: dict[bytes, Row]
 ) -> Iterator[tuple[type[Any], Any]]:
-    """Functions, values, tasks and refs of this process: (kind of message, item). ``written`` as in ``Client``."""
+    """Functions, values, tasks and refs: (kind of message, item)."""
     for function in tasks.functions.values():
         yield m.Export, function
     for put in written.values():
@@ -48,7 +48,7 @@ def holdings(
 
 
 def requests(tasks: Tasks, calls: Calls, exiting: Iterable[bytes], queries: Iterable[m.Query], leaving: bool) -> Iterator[m.Message]:
-    """Requests that the scheduler may not have received. ``exiting`` and ``leaving`` as in ``Client``."""
+    """Requests that may not have arrived."""
     for identifier, (force, recursive) in tasks.cancelled.items():
         yield m.Cancel((identifier,), force, recursive)
     for actor_id, no_restart in calls.killed.items():

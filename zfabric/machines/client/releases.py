@@ -1,4 +1,4 @@
-"""Refs that the program has dropped: what is removed with the last one, here and in the scheduler, and what is called then."""
+"""Dropped refs: what goes with the last one, here and in the scheduler, and is called then."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Callback = Callable[[bytes], None]
 
 
 class LastReferences:
-    """Call backs by object, for when no ref is left: in this process, or anywhere in the cluster. Used and called under the client's lock.
+    """Callbacks for when no ref is left here, or anywhere in the cluster. Used and called under the client's lock.
 
-    ``Releases`` reports the first kind. For the second the scheduler is asked, which answers when nothing needs the object any more
+    For the second kind the scheduler is asked, which answers when nothing needs the object
     (``local_scheduler/nodes/reference_watches.py``). It must have a record of the object: results of calls are shared, arguments reported.
     """
 
     def __init__(self, outbox: Outbox, results: SharedResults, arguments: Arguments) -> None:
         self.here: dict[bytes, list[Callback]] = {}
-        """What waits for the last ref in this process."""
+        """What waits for the last ref here."""
         self.everywhere: dict[bytes, list[Callback]] = {}
-        """What waits for the last ref in the cluster."""
+        """What waits for the last ref anywhere."""
         self.count = 0
         """Number of call backs that wait."""
         self._outbox = outbox
@@ -41,7 +41,7 @@ class LastReferences:
         self._arguments = arguments
 
     def add(self, identifier: bytes, callback: Callback, everywhere: bool) -> None:
-        """Call ``callback`` once no ref is left to an object to which this process has one."""
+        """Call ``callback`` once no ref is left to an object with one here."""
         self.count += 1
         if not everywhere:
             self.here.setdefault(identifier, []).append(callback)
@@ -53,11 +53,11 @@ class LastReferences:
         self.everywhere.setdefault(identifier, []).append(callback)
 
     def dropped(self, identifier: bytes) -> None:
-        """Call back: the last ref in this process was dropped."""
+        """Call back: the last ref here was dropped."""
         self._call(self.here, identifier)
 
     def on_unreferenced(self, now: float, source: Address, message: m.Unreferenced) -> None:
-        """Call back: nothing in the cluster needs these objects any more."""
+        """Call back: nothing in the cluster needs these."""
         for identifier in message.object_ids:
             self._call(self.everywhere, identifier)
 
@@ -68,7 +68,7 @@ class LastReferences:
             callback(identifier)
 
     def repeat(self) -> None:
-        """Ask a restarted daemon, which has received everything that this process holds."""
+        """Ask a restarted daemon, which has received all that this process holds."""
         for identifier in self.everywhere:
             self._outbox.add(m.WatchReferences, identifier)
 
@@ -77,7 +77,7 @@ _RELEASE = m.Release
 
 
 class Releases:
-    """Drops refs and views in batches, under the client's lock. Finalizers, which take no lock, append to its two queues."""
+    """Drops refs and views in batches. Finalizers, which take no lock, append to its two queues."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Releases:
     ) -> None:
         self.dropped = objects.dropped
         self.unviewed: deque[bytes] = deque()
-        """One object id per deleted value that looked into the arena."""
+        """Object ids of deleted values that looked into the arena."""
         self._objects = objects
         self._entries = objects.entries
         self._outbox = outbox
@@ -105,10 +105,10 @@ class Releases:
         self._arguments = arguments
         self._last = last
         self._rare_tables = (pins.counts, retained.lineage, retained.containing, retained.needed, tasks.cancelled, calls.targets, last.here)
-        """Mostly empty tables. If all are empty, dropping a ref to a small value only removes its entry."""
+        """Mostly empty. If all are, dropping a ref to a small value only removes its entry."""
 
     def settle(self) -> None:
-        """Drop the refs in ``dropped``, then unpin objects that no value looks into."""
+        """Drop refs, then unpin what no value looks into."""
         dropped, unviewed, entries, calls, outbox = self.dropped, self.unviewed, self._entries, self._calls, self._outbox
         pinned, lineage, containing, needed, cancelled, targets, watched = self._rare_tables
         rare = bool(pinned or lineage or containing or needed or cancelled or targets or watched)
@@ -158,7 +158,7 @@ class Releases:
         return shared or identifier in retained.needed or identifier in retained.containing or identifier in self._last.here
 
     def _release(self, identifier: bytes, entry: ObjectEntry) -> None:
-        """Release what the tables hold of an object besides its entry."""
+        """Release what tables hold besides the entry."""
         retained = self._retained
         if entry.row is None:
             self._tasks.forget_cancelled(identifier)

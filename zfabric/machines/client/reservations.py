@@ -1,8 +1,8 @@
 """The client's room in the arena: requests to the object store, its answers, and the resulting grants.
 
 A large object gets room of its own; smaller ones share grants. A busy process requests the next grant while it writes into the last
-(``ahead``), so that a put waits for no round trip, and each time a larger one (``wish``). Without room for grants, each object has room of
-its own, perhaps a file. A process that writes no more returns surplus grants (``rest``). The client's lock is held.
+(``ahead``), and each time a larger one (``wish``). Without room for grants, each object has room of its own, perhaps a file. A process that
+writes no more returns surplus grants (``rest``). The client's lock is held.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 
 AHEAD_GRANTS = 2
-"""Room ahead of a busy process, in usual grants: a new grant may take as long to arrive as one to fill."""
+"""Room ahead, in usual grants: a new one may take as long to arrive as one to fill."""
 WISH_MOST = 8
-"""Largest grant to request, in usual grants: milliseconds of copying against round trips."""
+"""Largest grant, in usual ones: milliseconds of copying against round trips."""
 AHEAD_PATIENCE = 1.0
 """Seconds that the store may delay a grant which no put waits for."""
 
 
 class Reservations:
-    """Requests for room, by token. ``send`` sends to the object store."""
+    """Requests for room, by token."""
 
     def __init__(self, config: Config, token: Callable[[], int], send: Callable[[m.Message], None]) -> None:
         self.grants = Grants()
@@ -33,11 +33,11 @@ class Reservations:
         self.answers: dict[int, m.Granted | m.NoSpace] = {}
         """Answers not taken yet."""
         self.ahead = 0
-        """Token of the request made ahead; 0 if none."""
+        """Token of the request made ahead, or 0."""
         self.wish = config.grant_bytes
-        """Size of the next grant to request: twice the last."""
+        """Size of the next grant: twice the last."""
         self._alone = False
-        """Whether the store has no grants to share at present."""
+        """Whether the store has no grants to share."""
         self._rested = False
         self._grant_bytes = config.grant_bytes
         self._token = token
@@ -46,7 +46,7 @@ class Reservations:
     # -- requests --
 
     def shares(self, size: int) -> bool:
-        """Whether an object of ``size`` bytes shares a grant."""
+        """Whether an object of this size shares a grant."""
         return footprint(size) <= self.wish // 2 and not self._alone
 
     def reserve(self, size: int, exact: bool, patience: float) -> int:
@@ -58,7 +58,7 @@ class Reservations:
         return token
 
     def allocate(self, size: int) -> int | None:
-        """Allocate an object in a grant; return its payload offset. None: reserve a grant first, unless one is on its way (``ahead``)."""
+        """Allocate an object; return its payload offset. None: reserve a grant first, unless one is on its way (``ahead``)."""
         self._rested = False
         offset = self.grants.allocate(size)
         least = max(AHEAD_GRANTS * self._grant_bytes, self.wish // 2)
@@ -74,11 +74,11 @@ class Reservations:
         return token not in self.requests
 
     def take(self, token: int) -> m.Granted | m.NoSpace | None:
-        """Take a request's answer; None if there is none, or if it was a grant requested ahead."""
+        """Take an answer; None without one, or if it was a grant requested ahead."""
         return self.answers.pop(token, None)
 
     def cancel(self, token: int) -> None:
-        """Give up a request; room that arrives for it is returned."""
+        """Give up a request; its room is returned."""
         if token == self.ahead:
             self.ahead = 0
         self.requests.pop(token, None)
@@ -89,7 +89,7 @@ class Reservations:
     # -- writing --
 
     def finished(self, offset: int) -> None:
-        """Record that an object is sealed, and its place on its way."""
+        """Record a sealed object, its place on its way."""
         row = self.grants.finished(offset)
         if row is not None:
             self._send(m.ReturnGrant(*row))
@@ -125,7 +125,7 @@ class Reservations:
             self.answers[message.token] = message
 
     def on_recall_grant(self, now: float, source: Address, message: m.RecallGrant) -> None:
-        """Return this grant if idle: the store is short of room."""
+        """Return this grant if idle."""
         self.wish = self._grant_bytes
         row = self.grants.give_back(message.offset)
         if row is not None:
@@ -142,11 +142,11 @@ class Reservations:
     # -- after a restart of the daemon --
 
     def rows(self) -> tuple[tuple[int, int, int], ...]:
-        """Rows of ``GrantsHeld``: (offset, size, used) of grants, and of untaken room."""
+        """For ``GrantsHeld``: (offset, size, used) of grants and untaken room."""
         not_taken = (answer for answer in self.answers.values() if type(answer) is m.Granted)
         return (*self.grants.rows(), *((answer.offset, answer.size, 0) for answer in not_taken))
 
     def repeat_requests(self) -> None:
-        """Repeat all requests to a restarted daemon."""
+        """Repeat requests to a restarted daemon."""
         for request in self.requests.values():
             self._send(request)

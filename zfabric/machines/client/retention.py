@@ -1,7 +1,7 @@
 """What a client retains of objects besides their entries.
 
-An object's entry goes with its last ref here. Retained longer are objects that a row without an outcome names, for a restarted scheduler,
-and task rows of values that are only in the arena, for a rebuild. Refs inside a value count as refs of this process while it has the value.
+These are objects that a row without an outcome names, for a restarted scheduler, and task rows of values that are only in the arena, for a
+rebuild. Refs inside a value count as refs of this process while it has the value.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ class RetainedObjects:
         self.values: dict[bytes, set[bytes]] = {}
         """By task of ``lineage`` with several values: those with refs here."""
         self.needed: Counter[bytes] = Counter()
-        """Rows without an outcome that name each object."""
+        """Rows without an outcome that name each."""
         self.retired: dict[bytes, ObjectEntry] = {}
         """Outcomes of needed objects without refs here."""
         self.containing: dict[bytes, tuple[bytes, ...]] = {}
-        """Refs inside each value that this process has."""
+        """Refs inside each value here."""
         self._objects = objects
         self._pins = pins
 
     # -- rows without an outcome --
 
     def need(self, row: Row) -> tuple[bytes, ...]:
-        """Retain the objects that a row names until ``release_needs``; return dependencies, then refs inside arguments."""
+        """Retain what a row names until ``release_needs``; return dependencies, then refs inside arguments."""
         names = _names(row)
         if names:
             self.needed.update(names)
         return names
 
     def release_needs(self, row: Row) -> None:
-        """Release the objects of a row that has its outcome."""
+        """Release what a row named."""
         needed = self.needed
         for identifier in _names(row):
             needed[identifier] -= 1
@@ -56,21 +56,21 @@ class RetainedObjects:
     # -- lineage --
 
     def retain_row(self, task_id: bytes, row: Row) -> None:
-        """Retain the row of a task that has a value in the arena or makes an actor."""
+        """Retain the row of a value in the arena, or of an actor."""
         self.lineage[task_id] = row
 
     def retain_values(self, task_id: bytes, held: set[bytes]) -> None:
-        """Record the refs here to values of a task with several."""
+        """Record refs here to several values of a task."""
         self.values[task_id] = held
 
     def add_value(self, identifier: bytes) -> None:
-        """Record that a value has a ref here again."""
+        """Record a new ref to a value."""
         held = self.values.get(identifier[:TASK_BYTES])
         if held is not None:
             held.add(identifier)
 
     def release_value(self, identifier: bytes) -> None:
-        """Record that a value has no ref here. A task's last value releases its row."""
+        """Record a value without refs. A task's last one releases its row."""
         task_id = identifier[:TASK_BYTES]
         if task_id not in self.lineage:
             return
@@ -81,7 +81,7 @@ class RetainedObjects:
             self.release_row(task_id)
 
     def release_row(self, task_id: bytes) -> None:
-        """Release the row of a task that will not be rebuilt."""
+        """Release a row that will not be rebuilt."""
         row = self.lineage.pop(task_id, None)
         self.values.pop(task_id, None)
         if row is not None and (row[3] or len(row) > 4):
@@ -90,11 +90,11 @@ class RetainedObjects:
     # -- refs inside values --
 
     def retain_contained(self, identifier: bytes, contained: tuple[bytes, ...]) -> None:
-        """Record the refs inside a value that this process has."""
+        """Record refs inside a value."""
         self.containing[identifier] = contained
 
     def release_contained(self, identifier: bytes) -> None:
-        """Drop the refs inside a value that this process no longer has."""
+        """Drop refs inside a value."""
         self._objects.dropped.extend(self.containing.pop(identifier, ()))
 
     # -- objects without a ref --
@@ -109,7 +109,7 @@ class RetainedObjects:
             self.retired[identifier] = entry
 
     def settle_unreferenced(self, identifier: bytes, entry: ObjectEntry, row: Row) -> None:
-        """Handle an outcome that arrived after its last ref was dropped."""
+        """Handle an outcome whose last ref was dropped."""
         self.retire(identifier, entry, row)
         if self._pins.counts:
             self._pins.release_if_unused(identifier)
@@ -129,24 +129,23 @@ class PassedReferences:
     """Refs to results of tasks that this process has passed on in outcomes, for one to two rests. Used under the client's lock.
 
     What a task submits may end, and all its refs may have left with the task's value, before its row is in the control store
-    (``lineage_delay``). Then only the daemon has the result, if it is small, and a daemon that dies would take it along. So the process
-    that submitted the task keeps its refs for a second or two longer: it repeats the row, or the result, to the next daemon. After that
-    time the row is in the control store.
+    (``lineage_delay``). Then only the daemon has a small result, and a daemon that dies would take it along. So the submitter keeps its
+    refs for a second or two longer: it repeats the row, or the result, to the next daemon.
     """
 
     def __init__(self, objects: ObjectTable) -> None:
         self._objects = objects
         self._recent: list[bytes] = []
-        """Refs that were passed on since the last rest."""
+        """Passed on since the last rest."""
         self._older: list[bytes] = []
-        """Refs that were passed on in the rest before it."""
+        """Passed on before it."""
 
     def __bool__(self) -> bool:
         """Whether any refs are kept."""
         return bool(self._recent or self._older)
 
     def add(self, identifiers: Collection[bytes]) -> None:
-        """Keep one more ref to each result of a task among these. The process has refs to them all."""
+        """Keep one more ref to each result of a task; the process has refs to all."""
         for identifier in identifiers:
             entry = None if is_put(identifier) or is_call(identifier) else self._objects.entry(identifier)
             if entry is not None:
@@ -156,6 +155,6 @@ class PassedReferences:
             self.rest()
 
     def rest(self) -> None:
-        """Drop the refs that were kept before the last rest."""
+        """Drop refs from before the last rest."""
         self._objects.dropped.extend(self._older)
         self._older, self._recent = self._recent, []

@@ -1,7 +1,7 @@
 """Results of calls that other processes need, too.
 
-The scheduler has no record of a small result until it is *shared*: a row or value names it for another process. The scheduler is then
-notified to expect it, and receives it when it has arrived.
+The scheduler has no record of a small result until a row or value names it for another process. Then it is notified to expect it, and
+receives it when it arrives.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SharedResults:
 
     def __init__(self, objects: ObjectTable, outbox: Outbox, pending: PendingCalls) -> None:
         self.ids: set[bytes] = set()
-        """Results that the scheduler has or expects."""
+        """What the scheduler has or expects."""
         self.awaited: set[bytes] = set()
         """Promised results that have not arrived."""
         self._objects = objects
@@ -30,7 +30,7 @@ class SharedResults:
         self._pending = pending
 
     def share(self, object_ids: Iterable[bytes]) -> None:
-        """Give the scheduler the results of calls among these objects; announce those that have not arrived."""
+        """Give the scheduler results; announce those that have not arrived."""
         pending = self._pending.targets
         for identifier in object_ids:
             if not is_call(identifier):
@@ -49,7 +49,7 @@ class SharedResults:
                 self._outbox.add(m.Hold, identifier)
 
     def expect(self, identifier: bytes, target: Target) -> None:
-        """Announce a result that has not arrived."""
+        """Announce a result."""
         self._objects.entry(identifier)  # As an entry, not a bare row: its outcome is sent on to the scheduler.
         self.ids.add(identifier)
         self.awaited.add(identifier)
@@ -72,7 +72,7 @@ class SharedResults:
         self.awaited.discard(identifier)
 
     def release(self, identifier: bytes) -> bool:
-        """Handle the drop of a result's last ref. Return whether the scheduler must be notified."""
+        """Drop a result's last ref. Return whether to notify the scheduler."""
         if identifier not in self.ids:
             return False
         if identifier[:TASK_BYTES] not in self._pending.targets:
@@ -80,19 +80,19 @@ class SharedResults:
         return True
 
     def is_private(self, identifier: bytes) -> bool:
-        """Whether an object is a call's result without a record in the scheduler."""
+        """Whether it is a call's result without a record in the scheduler."""
         return is_call(identifier) and identifier not in self.ids
 
     # -- after a restart of the daemon --
 
     def share_sent(self) -> None:
-        """Count results of all sent calls as shared: the scheduler's record of a value in the arena may be lost."""
+        """Share results of sent calls: the scheduler's record of a value in the arena may be lost."""
         for call_id, target in self._pending.targets.items():
             if call_id in target.sent:
                 self.ids.update(self._pending.values_of(call_id))
 
     def expected(self) -> Iterator[tuple[type[Any], Row]]:
-        """Results that a restarted scheduler must expect: (kind of message, row)."""
+        """For a restarted scheduler: (kind of message, row)."""
         for identifier in sorted(self.ids):
             target = self._pending.targets.get(identifier[:TASK_BYTES])
             if target is not None:

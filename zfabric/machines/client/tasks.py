@@ -1,4 +1,4 @@
-"""Tasks that this process submits: their rows until the outcome arrives."""
+"""Tasks that this process submits, until their outcomes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SUBMIT = m.Submit
 
 
 class Tasks:
-    """Tasks without an outcome, and the functions that they run."""
+    """Tasks without an outcome, and their functions."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class Tasks:
         self.unfinished = 0
         """Number of tasks without an outcome."""
         self.several: dict[bytes, tuple[Row, int]] = {}
-        """Rows of tasks without exactly one value, and their numbers of values."""
+        """Rows of tasks without exactly one value, and numbers of values."""
         self.cancelled: dict[bytes, tuple[bool, bool]] = {}
-        """Pending objects whose tasks this process asked to cancel: (force, recursive)."""
+        """Pending objects cancelled here: (force, recursive)."""
         self.submitted: deque[tuple[Row, CallTerms | None]] = deque()
-        """Rows of tasks, and of calls with their terms, that ``take_up`` enters into the tables."""
+        """Rows of tasks, and of calls with terms, for ``take_up``."""
         self._classes: set[bytes] = set()
         """Functions whose tasks make actors."""
         self._objects = objects
@@ -59,7 +59,7 @@ class Tasks:
         self._pending_calls = calls.pending
 
     def export(self, function_id: bytes, name: str, payload: bytes, options: tuple[Row, ...]) -> None:
-        """Send a function to the scheduler, once."""
+        """Send a function once."""
         if function_id not in self.functions:
             row = (function_id, name, payload, options)
             self.functions[function_id] = row
@@ -70,7 +70,7 @@ class Tasks:
     # -- submitting --
 
     def submit(self, row: Row, returns: int) -> bytes:
-        """Queue a task row; this process holds its values. Return the first value's id."""
+        """Queue a row; this process holds its values. Return the first value's id."""
         fresh = True
         identifier: bytes = row[0] + FIRST_RETURN
         if returns == 1:
@@ -108,7 +108,7 @@ class Tasks:
         return identifier
 
     def take_up(self) -> None:
-        """Enter the rows of ``submitted`` into the tables, in order, before the shell looks at a table.
+        """Enter submitted rows, in order, before the shell looks at a table.
 
         Appending is one step, which no signal divides.
         """
@@ -134,14 +134,14 @@ class Tasks:
         return True
 
     def _need(self, row: Row) -> tuple[bytes, ...]:
-        """Retain a row's objects until its outcome; failures of refs inside its arguments are read elsewhere."""
+        """Retain what a row names; failures of refs inside its arguments are read elsewhere."""
         names = self._retained.need(row)
         if len(names) > len(row[3]):
             self._unread.expected(names[len(row[3]) :])
         return names
 
     def on_inherit_tasks(self, now: float, source: Address, message: m.InheritTasks) -> None:
-        """Take over tasks of dead workers, to repeat them after a daemon's restart."""
+        """Take over dead workers' tasks, to repeat them after a daemon's restart."""
         self.functions.update((function[0], function) for function in message.functions)
         for row in message.rows:
             entry = self._entries.get(row[0] + FIRST_RETURN)
@@ -154,20 +154,20 @@ class Tasks:
     # -- cancelling --
 
     def cancel(self, identifiers: tuple[bytes, ...], force: bool, recursive: bool) -> None:
-        """Record requests to cancel, to repeat them after a daemon's restart."""
+        """Record cancellations, to repeat them after a daemon's restart."""
         for identifier in identifiers:
             if not self._objects.known(identifier):
                 self.cancelled[identifier] = (force, recursive)
 
     def forget_cancelled(self, identifier: bytes) -> None:
-        """Stop repeating a cancellation for an object without refs here."""
+        """Drop a cancellation without refs here."""
         if self.cancelled and identifier[:TASK_BYTES] not in self.several:
             self.cancelled.pop(identifier, None)
 
     # -- outcomes --
 
     def on_results(self, now: float, source: Address, message: m.Results) -> None:
-        """Store outcomes of own tasks, from the scheduler or a worker."""
+        """Store outcomes, from the scheduler or a worker."""
         entries, watchers, retained = self._entries, self._objects.watchers, self._retained
         if self.cancelled:
             self._end_cancelled(message)
@@ -211,13 +211,12 @@ class Tasks:
             self._direct.count(source[1:], message.rows)
 
     def _end_cancelled(self, message: m.Results) -> None:
-        """Remove cancellations of tasks that have an outcome: outcomes are final."""
+        """Remove cancellations of ended tasks: outcomes are final."""
         outcomes = {task_id for task_id, _, _ in message.rows}
         for identifier in [each for each in self.cancelled if each[:TASK_BYTES] in outcomes]:
             del self.cancelled[identifier]
 
     def _settle_several(self, task_id: bytes, status: int, outputs: Row) -> None:
-        """Store the first outcome of a task with several values or none."""
         row, count = self.several.pop(task_id, (None, 0))
         if row is None:
             return

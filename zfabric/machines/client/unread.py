@@ -14,7 +14,7 @@ from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES
 from zfabric.protocol.messages import ERROR, Row
 
 EXPECTED_MAX = 10_000
-"""Most entries of ``_expected``: more than most programs wait for in one ``get``."""
+"""More than most programs wait for in one ``get``."""
 INTENDED = frozenset(
     {
         "ActorDiedError",
@@ -32,15 +32,15 @@ INTENDED = frozenset(
 
 
 class UnreadFailures:
-    """Unread failures of one process's tasks and calls, by task."""
+    """Unread failures, by task."""
 
     def __init__(self, objects: ObjectTable, needed: Container[bytes]) -> None:
         self.watching = False
-        """Whether the shell shows lost failures; if not, none is recorded. It ends with the program, since the job's end fails calls."""
+        """Whether the shell shows lost failures; else none is recorded. It ends with the program, since the job's end fails calls."""
         self.is_cancellation: Callable[[bytes], bool] = lambda data: False
-        """Whether a packed exception is a cancelled task's. The shell sets it, since it may unpickle."""
+        """Whether a packed exception is a cancelled task's. The shell sets it: it may unpickle."""
         self.held: dict[bytes, tuple[tuple[int, bytes], set[bytes]]] = {}
-        """Failures with refs here: (status, data), and the objects' ids."""
+        """Failures with refs here: (status, data), and the objects."""
         self.lost: tuple[int, bytes] | None = None
         self.count = 0
         """Number of lost failures."""
@@ -48,10 +48,9 @@ class UnreadFailures:
         """Pending tasks whose failure a ``get`` or another process will receive."""
         self._objects = objects
         self._needed = needed
-        """Objects that rows without an outcome name (``RetainedObjects.needed``)."""
 
     def arrived(self, task_id: bytes, status: int, outputs: Row, held: Iterable[bytes]) -> None:
-        """Record the failure of a task or call. ``held`` are its values with refs here."""
+        """Record a failure. ``held`` are its values with refs here."""
         data = outputs[0] if outputs else None
         if not self.watching or type(data) is not bytes:
             return
@@ -67,7 +66,7 @@ class UnreadFailures:
             self._lose((status, data))
 
     def dropped(self, identifier: bytes) -> None:
-        """Record that the last ref to a value in ``held`` was dropped."""
+        """Record that a last ref was dropped."""
         failure, names = self.held[identifier[:TASK_BYTES]]
         names.discard(identifier)
         if not names:
@@ -76,13 +75,13 @@ class UnreadFailures:
                 self._lose(failure)
 
     def read(self, identifiers: Iterable[bytes]) -> None:
-        """Record that the program, or a dependent task, has read these failures."""
+        """Record that the program, or a dependent task, has read these."""
         if self.held:
             for identifier in identifiers:
                 self.held.pop(identifier[:TASK_BYTES], None)
 
     def expected(self, identifiers: Iterable[bytes]) -> None:
-        """Record that failures of these objects, present or future, are read elsewhere."""
+        """Record that failures of these, present or future, are read elsewhere."""
         if not self.watching:
             return
         for identifier in identifiers:
@@ -92,19 +91,19 @@ class UnreadFailures:
             del self._expected[next(iter(self._expected))]
 
     def lose_all(self) -> None:
-        """Count all unread failures as lost, since the program ends."""
+        """Count all as lost: the program ends."""
         for failure, _ in self.held.values():
             self._lose(failure)
         self.held.clear()
 
     def ignore(self) -> None:
-        """Record no more failures, and drop recorded ones."""
+        """Record no more, and drop recorded ones."""
         self.watching = False
         self.held.clear()
         self.lost, self.count = None, 0
 
     def _is_needed(self, task_id: bytes) -> bool:
-        """Whether a pending row names a task's value, and so fails with it."""
+        """Whether a pending row names a value, and so fails with it."""
         return task_id + FIRST_RETURN in self._needed
 
     def _lose(self, failure: tuple[int, bytes]) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 LEAST = 1000
-"""Deadlines of ended things that may accumulate before a sweep; at least, and twice as many as were alive after the last one."""
+"""Deadlines of ended things before a sweep; at least, and twice as many as remained after the last."""
 
 
 class Deadlines:
-    """Deadlines and their things. Those of things that have ended are skipped, and swept out before long, however far off they are.
+    """Deadlines of things. Those of ended things are skipped, and swept out before long.
 
-    ``counts`` is asked whether one still does: (deadline, of what).
+    ``counts`` says whether one, (deadline, of what), has not ended.
     """
 
     def __init__(self, counts: Callable[[float, bytes], bool]) -> None:
@@ -32,7 +32,7 @@ class Deadlines:
             self._most = max(LEAST, 2 * len(self._heap))
 
     def next(self) -> float | None:
-        """The soonest deadline of a thing that has not ended."""
+        """The soonest that counts."""
         heap = self._heap
         while heap and not self._counts(*heap[0]):
             heappop(heap)

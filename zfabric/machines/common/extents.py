@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from zfabric.protocol.machine import InvariantViolation
 
 ALIGNMENT = 64
-"""Alignment of payloads, for vector instructions and numpy."""
+"""For vector instructions and numpy."""
 HEADER_BYTES = 64
 PIECE = 2 * 2**20
 """A huge page."""
@@ -30,32 +30,32 @@ Range = tuple[int, int]
 
 
 def round_up(size: int, step: int) -> int:
-    """Return the least multiple of ``step`` that is not less than ``size``."""
+    """The least multiple of ``step`` not below ``size``."""
     return -(-size // step) * step
 
 
 def footprint(size: int) -> int:
-    """Bytes of the arena that a payload of ``size`` takes."""
+    """Bytes that a payload takes."""
     return HEADER_BYTES + round_up(size, ALIGNMENT)
 
 
 def arena_bytes(wanted: int) -> int:
-    """Size of the arena file for ``wanted`` bytes: whole pieces, at least one for the index and one for objects."""
+    """Whole pieces, at least one for the index and one for objects."""
     return max(round_up(wanted, PIECE), 2 * PIECE)
 
 
 def data_start(size: int) -> int:
-    """Where objects begin in an arena file of ``size`` bytes."""
+    """Where objects begin in a file of ``size`` bytes."""
     return round_up(size // INDEX_SHARE * INDEX_ENTRY_BYTES, PIECE)
 
 
 def file_offset(number: int) -> int:
-    """The negative payload offset of file ``number`` (1 or more) of the spill directory."""
+    """The negative payload offset of spilled file ``number`` (1 or more)."""
     return -number * HEADER_BYTES
 
 
 def file_number(offset: int) -> int:
-    """The file that a negative payload offset stands for."""
+    """The file of a negative payload offset."""
     return -offset // HEADER_BYTES
 
 
@@ -91,7 +91,7 @@ class Ranges:
         return size
 
     def add(self, start: int, size: int) -> None:
-        """Add a range that overlaps no other, and merge it with its neighbours."""
+        """Add a range that overlaps no other."""
         if size <= 0:
             return
         self.total += size
@@ -112,7 +112,7 @@ class Ranges:
         self._insert(start, size)
 
     def around(self, start: int, size: int) -> Range | None:
-        """The range that contains ``start … start + size``, if any."""
+        """The range around ``start … start + size``, if any."""
         index = bisect_right(self._starts, start)
         if not index:
             return None
@@ -121,7 +121,7 @@ class Ranges:
         return (begin, whole) if begin + whole >= start + size else None
 
     def remove(self, start: int, size: int) -> None:
-        """Remove a part, all of which must be here."""
+        """Remove a part, all of which is here."""
         if size <= 0:
             return
         whole = self.around(start, size)
@@ -149,7 +149,7 @@ class Ranges:
 
 
 class Taken:
-    """Room that was taken; its ``cold`` parts are still to be made ready."""
+    """Taken room; its ``cold`` parts are to be made ready."""
 
     __slots__ = ("cold", "ready", "size", "start")
 
@@ -173,7 +173,7 @@ class FreeSpace:
         return self.ready.total + self.cold.total
 
     def take_ready(self, size: int) -> int | None:
-        """Take ``size`` ready bytes from the smallest range that has them."""
+        """Take ready bytes from the smallest range that has them."""
         found = self.ready.smallest(size)
         if found is None:
             return None
@@ -188,7 +188,7 @@ class FreeSpace:
         return True
 
     def take_cold(self, size: int) -> Taken | None:
-        """Take whole cold pieces for ``size`` bytes."""
+        """Take whole cold pieces."""
         pieces = round_up(size, PIECE)
         found = self.cold.smallest(pieces)
         if found is None:
@@ -197,7 +197,7 @@ class FreeSpace:
         return Taken(found[0], size, [], [(found[0], pieces)])
 
     def take_mixed(self, size: int) -> Taken | None:
-        """Take ``size`` bytes that run through ready and cold ranges, if possible."""
+        """Take bytes that run through ready and cold ranges, if possible."""
         run: list[tuple[int, int, bool]] = []
         for start, length, cold in sorted([(*r, False) for r in self.ready] + [(*r, True) for r in self.cold]):
             if run and run[-1][0] + run[-1][1] != start:

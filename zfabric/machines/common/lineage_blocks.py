@@ -26,18 +26,18 @@ from zfabric.protocol.messages import Row, Rows
 
 TABLE = "task"
 BLOCK_ROWS = 1024
-"""Most rows in a block. They pack in about 0.3 ms into some 100 kB."""
+"""They pack in about 0.3 ms into some 100 kB."""
 ENTRUSTED = "entrusted"
 _LAST_SUFFIX = b"\xff"
 _REWRITE_BELOW = 4
-"""Rewrite a block once fewer than one in this many of its rows are alive."""
+"""Rewrite a block with fewer than one in so many rows alive."""
 
 Floor = Callable[[str, bytes, bytes], "tuple[bytes, bytes] | None"]
 """(table, prefix, key) -> the row with the largest key that starts with ``prefix`` and is not past ``key``."""
 
 
 class LineageBlock:
-    """Rows of one run that were written together, with ids ``low`` … ``high``. ``key`` is empty until written."""
+    """Rows written together, with ids ``low`` … ``high``. ``key`` is empty until written."""
 
     __slots__ = ("high", "key", "low", "rows", "since", "written")
 
@@ -52,7 +52,7 @@ class LineageBlock:
 
 
 def run_of(task_id: bytes) -> tuple[bytes, bytes]:
-    """First and last id of a task's run."""
+    """First and last id of its run."""
     counter = unpack_counter(task_id[PREFIX_BYTES:TASK_BYTES])[0]
     first = counter & ~(BLOCK_ROWS - 1)
     prefix = task_id[:PREFIX_BYTES]
@@ -72,7 +72,7 @@ def read_block(value: bytes) -> tuple[Row, ...]:
 
 
 def entrusted_row(row: Row, home: bytes, homes: Rows) -> Row:
-    """A row of another home, as it is stored. ``homes``: rows ``(object, home)`` of what it names."""
+    """Another home's row, as stored. ``homes``: rows ``(object, home)`` of what it names."""
     options = row[4] if len(row) > 4 and row[4] else ()
     return (*row[:4], (*options, (ENTRUSTED, (home, homes))))
 
@@ -92,7 +92,7 @@ def split_row(row: Row) -> tuple[Row, bytes, Rows]:
 
 
 def read_rows(task_ids: tuple[bytes, ...], floor: Floor) -> Iterator[tuple[bytes, Row]]:
-    """``(task id, row)`` for those of ``task_ids`` that have rows. Neighbours share one decoded block."""
+    """``(task id, row)`` of existing rows. Neighbours share one decoded block."""
     decoded: dict[bytes, dict[bytes, Row]] = {}
     for task_id in task_ids:
         low = run_of(task_id)[0]
@@ -117,7 +117,7 @@ def read_rows(task_ids: tuple[bytes, ...], floor: Floor) -> Iterator[tuple[bytes
 
 
 def _before(key: bytes) -> bytes | None:
-    """An upper bound for the keys of all blocks before ``key``."""
+    """An upper bound of earlier blocks' keys."""
     if len(key) > TASK_BYTES:
         suffix = key[TASK_BYTES]
         return key[:TASK_BYTES] + bytes((suffix - 1,)) if suffix else key[:TASK_BYTES]
@@ -149,7 +149,7 @@ class BlockWriter:
         self._changed: dict[bytes, LineageBlock] = {}
         self._current = _NOTHING
         self.now: float | None = None
-        """Time of the rows that are added now."""
+        """Time of rows added now."""
 
     def add(self, row: Row) -> LineageBlock:
         """Add a row, or replace it before it is written; return its block, for ``drop``."""
@@ -181,7 +181,7 @@ class BlockWriter:
                     self._changed[each.key] = each
 
     def flush(self, rows_max: int = 16 * BLOCK_ROWS) -> tuple[list[tuple[str, bytes, bytes]], list[tuple[str, bytes]]]:
-        """Puts and deletes for the control store, of about ``rows_max`` rows. More may be ``pending``."""
+        """Puts and deletes of about ``rows_max`` rows. More may be ``pending``."""
         puts: list[tuple[str, bytes, bytes]] = []
         deletes: list[tuple[str, bytes]] = []
         self._current = _NOTHING
@@ -212,7 +212,7 @@ class BlockWriter:
         return bool(self._changed or self._open)
 
     def adopt(self, key: bytes, value: bytes) -> LineageBlock:
-        """Take over a block from the control store after a restart. Its rows are alive until dropped."""
+        """Take over a block after a restart. Its rows are alive until dropped."""
         block = LineageBlock(*run_of(key))
         block.key = key
         block.rows = {row[0]: row for row in read_block(value)}

@@ -1,8 +1,8 @@
 """A link: delivers all messages of one incarnation to another once and in order, whatever the network does.
 
 Frames are numbered from 1. Each acknowledges the newest frame received in order. Unacknowledged frames are repeated, ever more slowly;
-duplicates are dropped; early frames wait. The link ends with either incarnation; registration rebuilds what was on it. A message too large
-for a frame travels in several (``codec.cut``).
+duplicates are dropped; early frames wait. The link ends with either incarnation; registration rebuilds what was on it. A large message
+travels in several frames (``codec.cut``).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from zfabric.protocol.pieces import Piece
 from zfabric.protocol.refusals import settle
 
 REPEAT_FACTOR_MAX = 8
-"""The pause between repeats doubles up to this multiple."""
+"""The pause between repeats doubles up to this."""
 REPEATED_FRAMES = 16
-"""Frames repeated at a time; only the oldest at the maximal pause, since a stopped process reads none, and the system buffers them all."""
+"""Frames repeated at a time; at the maximal pause only the oldest: a stopped process reads none, and the system buffers them all."""
 ACKNOWLEDGE_AFTER_FRAMES = 64
-"""Frames after which an idle receiver acknowledges: this bounds the sender's memory."""
+"""Frames after which an idle receiver acknowledges: bounds the sender's memory."""
 ACKNOWLEDGE_AFTER = 0.5
 """Seconds after which a receiver acknowledges in any case."""
 
@@ -53,13 +53,13 @@ class Link:
         self.repeat = repeat
         self.received = 0
         self.acknowledged = 0
-        """The newest frame that the other side has acknowledged."""
+        """The newest acknowledged frame."""
         self._sent: deque[tuple[int, Body]] = deque()
         self._early: dict[int, Body] = {}
         self._parts: dict[int, bytes] = {}
-        """Pieces of an incomplete message, by frame."""
+        """Pieces of an incomplete message."""
         self.answers: list[Envelope] = []
-        """Answers to messages in pieces that could not be read."""
+        """Answers to unreadable messages in pieces."""
         self.refused = 0
         """Count of such messages."""
         self._unacknowledged = 0
@@ -78,7 +78,7 @@ class Link:
         return not self._sent
 
     def pack(self, envelopes: list[Envelope], now: float, limit: int) -> list[bytes]:
-        """Make frames of at most ``limit`` bytes; number them, and retain them until acknowledged.
+        """Make frames of at most ``limit`` bytes, numbered and retained until acknowledged.
 
         Raises TypeError, ValueError or OverflowError for what no frame can carry; then nothing is sent.
         """
@@ -111,7 +111,7 @@ class Link:
         self._acknowledge_at = None
 
     def receive(self, sequence: int, acknowledged: int, body: Body, now: float) -> list[list[Envelope]]:
-        """Accept a frame; return what can be delivered now, in order. Sequence 0 or ``GAP`` only acknowledges."""
+        """Accept a frame; return what can be delivered, in order. Sequence 0 or ``GAP`` only acknowledges."""
         self._forget(acknowledged, now)
         if sequence <= 0:
             if sequence == GAP and self._sent:
@@ -178,7 +178,7 @@ class Link:
         return min(self._repeat_at, self._acknowledge_at)
 
     def due(self, now: float) -> list[tuple[int, Body]]:
-        """Frames to repeat now: the oldest unacknowledged, or an owed acknowledgement alone (0 or ``GAP``, [])."""
+        """Frames to repeat now: the oldest unacknowledged, or an owed acknowledgement (0 or ``GAP``, [])."""
         frames: list[tuple[int, Body]] = []
         if self._repeat_at is not None and now >= self._repeat_at and self._sent:
             most = self.repeat * REPEAT_FACTOR_MAX
@@ -197,5 +197,5 @@ class Link:
         return list(islice(self._sent, sequence - self.acknowledged, last - self.acknowledged))
 
     def unacknowledged(self) -> list[Envelope]:
-        """All unacknowledged messages, in order, to send to the next incarnation."""
+        """Unacknowledged messages, in order, for the next incarnation."""
         return [envelope for _, body in self._sent for envelope in (body.envelopes if isinstance(body, Piece) else body)]

@@ -1,4 +1,4 @@
-"""The format of the log of a logged actor: what the actor writes, the control store keeps, and a replay and ``zfabric state dump`` read."""
+"""The format of a logged actor's log, for the actor, a replay and ``zfabric state dump``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOG, CHECKPOINT = "log", "checkpoint"
 
 
 class LoggedCall(NamedTuple):
-    """A call that has run. Enough to run it again in the state that the calls before it have left."""
+    """A call that has run, to run again in the state that the calls before it left."""
 
     number: int
     call_id: bytes
@@ -27,13 +27,13 @@ class LoggedCall(NamedTuple):
     status: int
     outputs: tuple[bytes | None, ...]
     again: bool
-    """Whether a replay runs it. It does not run a call that was stopped in its middle: nobody knows where that was."""
+    """Whether a replay runs it: not if it was stopped in its middle, nobody knows where."""
     calls: tuple[Row, ...] = ()
-    """Calls that the actor has made of itself since the row before, and the outcomes of such calls that have no row (see ``OwnCalls``)."""
+    """Calls of the actor itself since the row before, and outcomes of such calls without a row (``OwnCalls``)."""
 
 
 def is_note(row: Row) -> bool:
-    """Whether a row of the log records the end of a call, and not a call."""
+    """Whether a row records the end of a call, and no call."""
     return len(row) == 2
 
 
@@ -48,9 +48,9 @@ def part_key(actor_id: bytes, last: int, index: int) -> bytes:
 
 
 def newest(parts: Iterable[Row], before: int = LOG_NUMBERS_MAX) -> tuple[bytes | None, int]:
-    """Find the last complete checkpoint of an actor, and the call after which it was taken; (None, 0) if there is none.
+    """An actor's last complete checkpoint, and the call after which it was taken; (None, 0) without one.
 
-    Only those count that were taken before call ``before``.
+    Only those from before call ``before`` count.
     """
     found: tuple[bytes | None, int] = None, 0
     pieces: list[bytes] = []
@@ -69,12 +69,12 @@ def newest(parts: Iterable[Row], before: int = LOG_NUMBERS_MAX) -> tuple[bytes |
 
 
 def blocks_after(last: int, blocks: Iterable[Row]) -> Iterator[bytes]:
-    """The rows of an actor's log from call ``last`` + 1 on."""
+    """The rows from call ``last`` + 1 on."""
     for key, value in blocks:
         if int.from_bytes(key[TASK_BYTES:], "big") > last:
             yield unpack_row(value)[2]
 
 
 def is_remake(row: Row) -> bool:
-    """Whether a task row is that of a replay for a lost value."""
+    """Whether a task replays calls for a lost value."""
     return len(row) > 4 and option(row[4], "remake") is not None

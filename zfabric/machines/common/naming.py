@@ -1,4 +1,4 @@
-"""Names for what a task or a driver submits and puts: ids in order, without a hash per id."""
+"""Ids for what a task or driver submits and puts, in order, without a hash each."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from itertools import count
 from zfabric.protocol.ids import CHILDREN_MAX, FIRST_PUT_INDEX, child_prefix, object_id, pack_counter
 
 ATTEMPTS_OF_FIRST_DAEMON = 2**32 - 1
-"""The largest number of an attempt that the first daemon of a node without a cluster gives out."""
+"""The last attempt number of the first daemon of a node without a cluster."""
 
 
 def salt_of(attempt: int) -> bytes:
-    """The salt that sets the names of a later attempt's children apart.
+    """The salt of the names of an attempt's children.
 
-    A later attempt's rows may differ from an earlier one's: its ``put`` values have names of their own, and so do the rows that name
-    them. Tasks of an earlier attempt may be running, too. So nothing is shared between attempts.
+    A later attempt's rows may differ, its ``put`` values have other names, and tasks of an earlier attempt may be running. So nothing is
+    shared between attempts.
     """
     return _packed(attempt) if attempt else b""
 
 
 def put_salt(attempt: int) -> bytes:
-    """The salt that sets the names of an attempt's ``put`` values apart."""
+    """The salt of the names of an attempt's ``put`` values."""
     return b"put" + _packed(attempt)
 
 
@@ -29,7 +29,7 @@ def _packed(attempt: int) -> bytes:
 
 
 class Namer:
-    """Allocates ids for the children of one attempt of a parent: in order, without a hash per child. Threads need no lock."""
+    """Allocates ids for the children of an attempt, in order. Threads need no lock."""
 
     __slots__ = ("_counter", "_later", "_prefix", "_puts", "job", "parent", "salt")
 
@@ -39,7 +39,7 @@ class Namer:
         self.salt = salt + salt_of(attempt)
         self._counter = count()
         self._later: dict[int, bytes] = {}
-        """Prefixes of children beyond the first ``CHILDREN_MAX``, by epoch."""
+        """Prefixes beyond the first ``CHILDREN_MAX`` children, by epoch."""
         self._prefix = child_prefix(job, parent, 0, self.salt)
         self._puts = PutNamer(job, parent, salt, attempt)
 
@@ -60,7 +60,7 @@ class Namer:
 
 
 class PutNamer:
-    """Allocates ids for ``put`` values. Their hash covers the attempt, so that a re-run never redefines a ``put``."""
+    """Allocates ids for ``put`` values. Their hash covers the attempt: a re-run never redefines a ``put``."""
 
     __slots__ = ("_counter", "_task")
 

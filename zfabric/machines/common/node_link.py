@@ -3,9 +3,9 @@
 Within a connection, TCP loses nothing, so frames are never repeated by the clock. Each connection begins with a *hello* in both directions:
 how many frames its sender has received from this incarnation of the other's daemon, which continues from there.
 
-A link belongs to a pair of daemon incarnations. A later daemon's hello begins a link anew and drops unacknowledged messages: registration
-repeats all state. Numbers that do not fit are refused: a link begun anew on one side only would lose messages unnoticed. The dialling node
-numbers its connections; an old number is a leftover in a socket, or replayed, and refused.
+A later daemon's hello begins a link anew and drops unacknowledged messages: registration repeats all state. Numbers that do not fit are
+refused: a link begun anew on one side only would lose messages unnoticed. The dialling node numbers its connections; an old number is a
+leftover in a socket, or replayed, and refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOBODY = bytes(INCARNATION_BYTES)
 
 
 class HelloRefused(Exception):
-    """A hello that does not fit, which makes the connection useless. ``reason`` is a word or two, to count by."""
+    """A hello that makes the connection useless. ``reason`` is a word or two, to count by."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -39,7 +39,7 @@ class HelloRefused(Exception):
 
 
 class LinkBroken(Exception):
-    """A frame that cannot follow the previous ones. Another connection can continue the link."""
+    """A frame that cannot follow. Another connection can continue the link."""
 
 
 class Hello(NamedTuple):
@@ -51,9 +51,9 @@ class Hello(NamedTuple):
     daemons: int
     """Earlier daemons of the sender's node."""
     connection: int
-    """Number of the connection, from the dialling node."""
+    """Numbered by the dialling node."""
     meant: bytes
-    """The receiver's daemon as the sender knows it, or ``NOBODY``."""
+    """The receiver's daemon, if known, or ``NOBODY``."""
     received: int
     """Frames received from that incarnation."""
 
@@ -73,7 +73,7 @@ def read_hello(frame: bytes) -> Hello:
 
 
 class NodeLink:
-    """The link from one daemon incarnation to the current daemon of another node.
+    """A daemon incarnation's link to the current daemon of another node.
 
     The dialling side calls ``dial`` and ``confirm``, the other ``accept``. ``limit``: bytes of the largest frame.
     """
@@ -85,9 +85,9 @@ class NodeLink:
         self.peer = peer
         self.limit = limit
         self.open = False
-        """Whether hellos were exchanged on the current connection."""
+        """Whether hellos were exchanged on this connection."""
         self.peer_daemon = NOBODY
-        """Newest incarnation of the peer's daemon that has sent a hello."""
+        """Newest incarnation that has sent a hello."""
         self.peer_daemons = -1
         """Daemons of the peer's node before that one."""
         self.connection = 0
@@ -95,20 +95,20 @@ class NodeLink:
         """Frames with an unreadable message."""
         self._link = Link(EARLY_MAX, math.inf)
         self._written = 0
-        """Newest frame written to the current connection."""
+        """Newest frame written to this connection."""
         self._newest = 0
         """Newest frame written to any connection."""
 
     # -- connections --
 
     def dial(self) -> bytes:
-        """Return the hello for a new connection, which replaces the current one."""
+        """The hello for a new connection, which replaces the current one."""
         self.open = False
         self.connection += 1
         return self._hello()
 
     def confirm(self, frame: bytes, now: float) -> None:
-        """Process the answer to ``dial`` and open the link. Raises HelloRefused."""
+        """Open the link with the answer to ``dial``. Raises HelloRefused."""
         hello = self._read(frame)
         if self.open or hello.connection != self.connection:
             raise HelloRefused("replayed", "the hello answers another connection")
@@ -117,7 +117,7 @@ class NodeLink:
         self._agree(hello, now, answered=True)
 
     def accept(self, frame: bytes, now: float) -> bytes:
-        """Process the hello of a connection that the peer has dialled; open the link, return the answer. Raises HelloRefused."""
+        """Open the link with a hello; return the answer. Raises HelloRefused."""
         hello = self._read(frame)
         if hello.daemon == self.peer_daemon and hello.connection <= self.connection:
             raise HelloRefused("replayed", f"the hello is of connection {hello.connection}, the current one is {self.connection}")
@@ -126,7 +126,7 @@ class NodeLink:
         return self._hello()
 
     def disconnected(self) -> None:
-        """Note the end of the current connection. Frames wait for the next."""
+        """Note the end of the connection. Frames wait for the next."""
         self.open = False
 
     def _hello(self) -> bytes:
@@ -141,7 +141,7 @@ class NodeLink:
         return hello
 
     def _agree(self, hello: Hello, now: float, answered: bool) -> None:
-        """Continue the link with the sender of this hello, or begin one with a new daemon. ``answered``: it answers ``dial``."""
+        """Continue the link with a hello's sender, or begin one with a new daemon. ``answered``: it answers ``dial``."""
         if hello.daemon == self.peer_daemon:
             if hello.daemons != self.peer_daemons:
                 raise HelloRefused("numbers", "the number of the peer's daemon has changed")
@@ -174,7 +174,7 @@ class NodeLink:
     # -- messages --
 
     def send(self, envelopes: list[Envelope], now: float) -> list[bytes]:
-        """Number and retain messages; return the frames to write now.
+        """Number and retain messages; return frames to write.
 
         Raises TypeError, ValueError or OverflowError for what no frame can carry; then nothing is sent.
         """
@@ -196,7 +196,7 @@ class NodeLink:
         return due is not None and due <= now
 
     def outgoing(self, now: float) -> list[bytes]:
-        """Return frames to write now: those that had no room before, and a due acknowledgement."""
+        """Frames that had no room before, and a due acknowledgement."""
         link = self._link
         if not self.open:
             return []
@@ -211,9 +211,9 @@ class NodeLink:
         return [encode_body(sequence, link.received, body) for sequence, body in waiting] if waiting else []
 
     def receive(self, frame: bytes, now: float) -> list[Envelope]:
-        """Return the messages of a frame; ``outgoing`` may have frames afterwards. Of a partly unreadable frame, the rest is delivered.
+        """The messages of a frame; ``outgoing`` may have frames afterwards. Of a partly unreadable frame, the rest is delivered.
 
-        Raises LinkBroken for what is no frame or cannot follow the previous one.
+        Raises LinkBroken for what is no frame or cannot follow.
         """
         if not self.open:
             raise LinkBroken("a frame on a connection without hello")

@@ -1,13 +1,13 @@
-"""How long it takes to probe all pairs of nodes: what the registry, the members and the transfer agents must agree on."""
+"""How long it takes to probe all pairs of nodes: registry, members and transfer agents must agree."""
 
 from __future__ import annotations
 
 PROBE_SHARE = 1 / 3
-"""The time of a probe as a share of ``pair_patience``."""
+"""Of ``pair_patience``."""
 PROBE_SECONDS_MIN = 5.0
-"""The least time of a probe: agents that had nothing to do with each other make a connection first, perhaps on busy machines."""
+"""The least time of a probe: agents may make a connection first, perhaps on busy machines."""
 
 
 def probe_seconds(patience: float) -> float:
-    """How long a transfer agent waits for the answers of the others, if pairs are probed after ``patience`` seconds (``pair_patience``)."""
+    """Seconds that a transfer agent waits for answers. ``patience`` is ``pair_patience``."""
     return max(PROBE_SECONDS_MIN, PROBE_SHARE * patience)

@@ -1,7 +1,7 @@
 """Resource vectors in fixed point: what tasks ask for, what a node has, and which GPUs go to whom.
 
 Amounts are integers in 1/10,000 (``RESOURCE_UNIT``), rounded down, so that sums are exact and three thirds of a GPU fit in one. A demand is
-a sorted tuple of (name, amount) pairs; equal demands are equal tuples, so tasks can be queued by shape.
+a sorted tuple of (name, amount) pairs: tasks can be queued by shape.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ CPU, GPU = "CPU", "GPU"
 AMOUNT_MAX = 10**9
 """Most of one resource, in whole units."""
 BYTES_MAX = 2**49
-"""Most bytes, 512 TiB: in 1/10,000 still an integer of 63 bits."""
+"""512 TiB: in 1/10,000 still an integer of 63 bits."""
 OWN_RESOURCES = 5
-"""Most resources of a node beside CPUs, GPUs and declared ones: ``own_resources``, memory, GPU model."""
+"""Most resources beside CPUs, GPUs and declared ones: ``own_resources``, memory, GPU model."""
 ACCELERATOR_AMOUNT = 0.001
-"""What ``accelerator_type`` takes of the model: it chooses the node, and does not count."""
+"""Taken by ``accelerator_type``: it chooses the node, and does not count."""
 _ROUNDING = 1e-7
-"""Relative distance from a multiple of 1/10,000 that still means it: 0.1 * 3 and ``numpy.float32(0.3)`` are 0.3."""
+"""Relative distance from a multiple that still means it: 0.1 * 3 and ``numpy.float32(0.3)`` are 0.3."""
 _ROUNDING_MIN, _ROUNDING_MAX = 1e-6, 1e-3
 """Bounds of that distance, in 1/10,000."""
 
@@ -52,7 +52,7 @@ def amount_of(name: str, value: Any) -> int:
 
 
 def _bytes(name: str, value: Any) -> int:
-    """Bytes in 1/10,000, rounded down to whole bytes: sizes are often computed as shares."""
+    """Bytes in 1/10,000, rounded down to whole ones: sizes are often shares."""
     number = _finite(name, value, "number of bytes")
     if number > BYTES_MAX:
         raise OptionError(f"{name} is at most {BYTES_MAX} bytes (2**49), not {value!r}")
@@ -169,17 +169,17 @@ def count_fitting(total: Mapping[str, int], demand: Demand, of_nothing: int) -> 
 
 
 def amounts(demand: Demand) -> dict[str, float]:
-    """A demand in units rather than in 1/10,000."""
+    """In units rather than 1/10,000."""
     return {name: amount / RESOURCE_UNIT for name, amount in demand}
 
 
 def describe(demand: Demand) -> str:
-    """A demand as text, such as "1 CPU, 2.0 GiB memory"."""
+    """As text: "1 CPU, 2.0 GiB memory"."""
     return ", ".join(quantity(name, amount / RESOURCE_UNIT) for name, amount in demand) or "nothing"
 
 
 def describe_node(amounts: Demand) -> str:
-    """A node's amounts as text, without its object store and address."""
+    """As text, without object store and address."""
     return describe(tuple((name, amount) for name, amount in amounts if is_shared(name)))
 
 
@@ -211,7 +211,7 @@ class ResourcePool:
         return covers(self.total, demand)
 
     def fits(self, demand: Demand) -> bool:
-        """Whether this much is free. Two halves of different GPUs are no whole one."""
+        """Whether this is free. Two halves of different GPUs are no whole one."""
         return covers(self._free, demand) and all(self._pick(amount) for name, amount in demand if name == GPU)
 
     def acquire(self, demand: Demand) -> ResourcePool:
@@ -222,7 +222,7 @@ class ResourcePool:
         return self
 
     def release(self, demand: Demand) -> None:
-        """Release ``demand``. Raises InvariantViolation beyond the total."""
+        """Release. Raises InvariantViolation beyond the total."""
         free, total = self._free, self.total
         for name, amount in demand:
             free[name] += amount
@@ -258,11 +258,11 @@ class ResourcePool:
 
     @property
     def gpu_ids(self) -> tuple[int, ...]:
-        """GPUs of which the pool has a share."""
+        """GPUs of which it has a share."""
         return tuple(self._gpu_share)
 
     def has(self, pool: ResourcePool) -> bool:
-        """Whether what is released to ``pool`` is released to this one."""
+        """Whether releases to ``pool`` are to this one."""
         return pool is self
 
     @property
@@ -283,4 +283,4 @@ class ResourcePool:
 
 
 NO_POOL = ResourcePool(())
-"""The pool of what has no resources."""
+"""Of what has no resources."""

@@ -1,7 +1,7 @@
 """How a node has done, as a time series: one sample per second for ten minutes, then one per ten seconds for two hours.
 
-A daemon retains one of its node, so that a page that is opened late shows what was before. A sample takes a tenth of a millisecond and
-about a kilobyte; no other process is asked. The page has a copy for each node, and adds them up.
+A daemon retains it, so that a page that is opened late shows what was before. A sample takes a tenth of a millisecond and about a kilobyte.
+The page has a copy for each node, and adds them up.
 """
 
 from __future__ import annotations
@@ -12,56 +12,54 @@ from itertools import islice
 from typing import NamedTuple
 
 FINE_ROWS = 600
-"""Samples of full resolution: ten minutes of them."""
+"""Ten minutes of full resolution."""
 COARSE_OF = 10
-"""Samples of full resolution that become one."""
+"""Samples that become one."""
 COARSE_ROWS = 720
 """Thinned samples: two hours of them."""
 FUNCTIONS_MOST = 8
-"""Most functions that one sample names, those with the most tasks; what others ended is under the empty name."""
+"""Most functions that a sample names, those with the most tasks; others are under the empty name."""
 FUNCTIONS_COUNTED = 2_000
-"""With more functions than these, a sample has only the sum, so that its cost is bounded."""
+"""With more functions, a sample has only the sum: its cost is bounded."""
 NAME_MOST = 100
-"""Most characters of a function's name in a sample."""
+"""Most characters of a function's name."""
 
 
 class Sample(NamedTuple):
-    """What a node did in the ``seconds`` that ended at ``at``, a time of its clock, and how it was then. Sizes are in bytes."""
+    """What a node did in the ``seconds`` until ``at``, by its clock, and how it was then. Sizes are in bytes."""
 
     at: float
     seconds: float
     ended: tuple[tuple[str, int], ...]
-    """Tasks that ended, by function; of the others under the empty name."""
+    """By function; of the others under the empty name."""
     failed: int
     """Those of them that failed."""
     calls: int
-    """Calls of actors that ended on this node."""
     running: float
     """Workers that ran a task."""
     unfinished: float
-    """Tasks at home here that had not ended: with those that ran, here or elsewhere."""
+    """Tasks at home here that had not ended, running ones here or elsewhere included."""
     waiting: float
-    """Those of them that waited for arguments."""
+    """Those that waited for arguments."""
     cpu: float
-    """Share of the machine's processors that were busy."""
+    """Busy share of the processors."""
     cpus_used: float
     """CPUs that tasks and actors held."""
     memory: float
-    """Share of the machine's memory that was in use."""
+    """Used share of the machine's memory."""
     store: float
-    """Bytes of the object store in use."""
     spilled: float
     """Bytes of values on disk."""
     copied: int
-    """Bytes of values that came from other nodes."""
+    """Bytes of values from other nodes."""
 
 
 MEANS = ("running", "unfinished", "waiting", "cpu", "cpus_used", "memory", "store", "spilled")
-"""Fields of which the mean is taken when samples become one."""
+"""Fields whose mean is taken when samples become one."""
 
 
 def merged(samples: list[Sample]) -> Sample:
-    """One sample that stands for several that follow each other."""
+    """One sample for several that follow each other."""
     ended: Counter[str] = Counter()
     for sample in samples:
         ended.update(dict(sample.ended))
@@ -72,7 +70,7 @@ def merged(samples: list[Sample]) -> Sample:
 
 
 def largest(ended: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    """Counts of the functions with the most tasks, and under the empty name those of the others."""
+    """The functions with the most tasks, and the others under the empty name."""
     counts = {name[:NAME_MOST]: many for name, many in ended.items() if name and many > 0}
     named = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     others = max(0, ended.get("", 0)) + sum(many for _, many in islice(named, FUNCTIONS_MOST, None))
@@ -86,7 +84,7 @@ class TimeSeries:
         self.fine: deque[Sample] = deque(maxlen=FINE_ROWS)
         self.coarse: deque[Sample] = deque(maxlen=COARSE_ROWS)
         self._since: list[Sample] = []
-        """Samples that the next thinned one will stand for."""
+        """Samples for the next thinned one."""
 
     def add(self, sample: Sample) -> None:
         """Add the newest sample."""
@@ -101,7 +99,7 @@ class TimeSeries:
         return [each for each in self.fine if each.at > at], [each for each in self.coarse if each.at > at]
 
     def take_in(self, fine: Iterable[Sample], coarse: Iterable[Sample]) -> None:
-        """Add samples of another series of the same node that this one does not have yet."""
+        """Add what another series of this node has more."""
         for rows, new in ((self.fine, fine), (self.coarse, coarse)):
             last = rows[-1].at if rows else float("-inf")
             rows.extend(each for each in new if each.at > last)

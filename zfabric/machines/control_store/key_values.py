@@ -29,14 +29,14 @@ from zfabric.protocol.messages.key_values import PART_BYTES
 
 TABLE = "kv"
 BYTES_KEY = b"kv bytes"
-"""The row of "meta" with the bytes counted against ``kv_bytes``."""
+"""Counted against ``kv_bytes``."""
 HEAD_BYTES = 256
-"""Bytes of a key that order and find its row; a longer key has a digest behind them."""
+"""Bytes of a key that order and find its row; a longer one has a digest behind them."""
 DIGEST_BYTES = 16
 KEY_COSTS = 256
-"""Bytes counted per key and upload: what its rows take."""
+"""Bytes counted per key and upload for their rows."""
 ROWS_MOST = 4096
-"""Rows per step of a deletion: about 1 ms of the loop."""
+"""Rows per step of a deletion: about 1 ms."""
 ANSWERS_MOST = 1000
 """Most retained answers of a process: one per waiting thread."""
 PAGE_KEYS = 1000
@@ -64,7 +64,7 @@ class _Refused(Exception):
 
 
 class KeyValues:
-    """The key-value store over rows of the control store.
+    """The key-value store over rows.
 
     ``current`` reads a row as it will be, ``pending`` lists uncommitted keys, ``write`` gathers a row.
     """
@@ -83,7 +83,7 @@ class KeyValues:
         self._pending = pending
         self._write = write
         self.ending: dict[bytes, list[tuple[Address, int]]] = {}
-        """Ended jobs -> who waits for the deletion: (who, token)."""
+        """Ended jobs -> (who, token) that wait for the deletion."""
 
     # -- changes --
 
@@ -239,7 +239,7 @@ class KeyValues:
     # -- ends of jobs --
 
     def end(self, job: bytes, who: Address, token: int) -> None:
-        """Have a job's rows deleted; ``who`` waits for that."""
+        """Delete a job's rows; ``who`` waits."""
         self.ending.setdefault(job, []).append((who, token))
 
     def take_waiting(self) -> list[tuple[Address, int]]:
@@ -249,7 +249,7 @@ class KeyValues:
         return waiting
 
     def go_on_ending(self, now: float) -> list[tuple[Address, int]]:
-        """Gather the next deletions of ended jobs, while none is under way; return who waited for what is gone."""
+        """Gather the next deletions of ended jobs, while none is under way; return who waited."""
         gone = []
         rows = 0
         for job in list(self.ending):
@@ -264,7 +264,7 @@ class KeyValues:
         return gone
 
     def _end_row(self, now: float, job: bytes, row_key: bytes, row: bytes) -> int:
-        """Delete a job's row and what belongs to it; return about how many rows."""
+        """Delete a job's row and what belongs to it; return about how many."""
         rest = row_key[len(_of_job(job)) :]
         if rest[:1] == b"k":
             entry = self._entry(rest)
@@ -298,7 +298,6 @@ class KeyValues:
         self._count(now, -_costs(row_key, entry))
 
     def _remove(self, now: float, row_key: bytes, entry: _Entry) -> None:
-        """Delete a key's value, and its job's entry."""
         self._delete_parts(now, entry.version, entry.size)
         if entry.job:
             self._delete(now, _of_job(entry.job) + row_key)
@@ -328,7 +327,7 @@ def row_key_of(namespace: str, key: bytes) -> bytes:
 
 
 def _prefix_of(namespace: str, prefix: bytes) -> bytes:
-    """What the keys of rows with this prefix begin with, and perhaps others."""
+    """How keys of rows with this prefix begin, and perhaps others."""
     name = namespace.encode("utf-8", "surrogatepass")
     return b"k" + bytes((len(name),)) + name + prefix[:HEAD_BYTES]
 

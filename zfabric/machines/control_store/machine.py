@@ -1,12 +1,11 @@
 """The control store: one shard of the control table, as a machine over a journal.
 
 **At most two transactions exist.** Rows are *gathered* in one. ``take_effects`` passes it to the shell as a ``Store``, and it is *in
-flight* until ``Committed``, while the next gathers. Both are dictionaries of rows, newest last: conditions look at gathered, in flight,
-committed.
+flight* until ``Committed``, while the next gathers. Conditions look at gathered, in flight, committed.
 
 **An answer, also a negative one, waits for the commit of all rows that it was decided on**: nothing is revealed that could be rolled back.
 A rollback drops both transactions; all who waited receive False. Reads are answered from committed rows, once rows of their table on the
-way are committed: nobody reads less than was written before. So a ``Write`` without rows is a barrier.
+way are committed. So a ``Write`` without rows is a barrier.
 
 **When.** A transaction is handed over at once if somebody waits, else when ``lineage_delay`` old or large; always urgent, since its waiting
 is done.
@@ -14,8 +13,6 @@ is done.
 **Read-only.** After a rollback (usually a full disk) puts receive False at once. Deletes are remembered, though their senders have received
 False: nobody repeats them, and they may make room. Every ``store_retry_every`` seconds they are retried with one tiny row; the first
 committed put ends this state.
-
-**The cluster's key-value store** is one table, with requests of its own (``key_values``).
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ SCAN_ROWS_MAX = 10_000
 SCAN_BYTES_MAX = 16 * 2**20
 """Bytes that end such an answer: well under the largest frame."""
 GATHERED_BYTES_MAX = 16 * 2**20
-"""Bytes past which a transaction waits for no further rows."""
+"""Bytes past which a transaction waits no longer."""
 EVENTS_KEPT = 7 / 8
 """Share of ``events_bytes`` left by a drop of the oldest events, so that drops are rare."""
 _PROCESSES = (CLIENT, WORKER, CONTROL, ACTOR, TOOL)
@@ -54,7 +51,7 @@ Question = m.Read | m.Scan | m.ReadBlocks | key_values.Question
 
 
 class _Transaction:
-    """Rows on their way to the journal (None: a delete), and who waits for them."""
+    """Rows on their way to the journal (None: a delete), and who waits."""
 
     __slots__ = ("deadline", "events_bytes", "reads", "rows", "sequence", "size", "tables", "urgent", "waiters")
 
@@ -78,7 +75,6 @@ class _Transaction:
         self.size += len(key) + len(value or b"")
 
     def touches(self, table: str) -> bool:
-        """Whether rows of ``table`` are among these."""
         return table in self.tables
 
 
@@ -110,7 +106,7 @@ class ControlStore:
         self.handlers[type(message)](now, source, message)
 
     def tick(self, now: float) -> None:
-        """Try whether a read-only store can write again."""
+        """Try whether a read-only store can write."""
         if self._read_only and now >= self._retry_at:
             self._retry_at = now + self._config.store_retry_every
             self._write(now, META, PROBE_KEY, msgpack.packb(self._sequence))
@@ -195,7 +191,7 @@ class ControlStore:
                 self._wait(source, message.token, m.Written(message.token, True, ""))
 
     def on_delete_rows(self, now: float, source: Address, message: m.DeleteRows) -> None:
-        """Delete a range of rows; a wanted answer follows the commit."""
+        """Delete a range; a wanted answer follows the commit."""
         writable = message.table in TABLES and message.table not in OWN_TABLES
         refusal = "" if writable else f"there is no table {message.table!r} to write to"
         if refusal:
@@ -220,11 +216,11 @@ class ControlStore:
         return found
 
     def on_create(self, now: float, source: Address, message: m.Create) -> None:
-        """Put the row if its key is free. An equal row counts: the request came twice."""
+        """Put a row if its key is free. An equal row counts: the request came twice."""
         self._put_if(now, source, message, lambda current: "" if current is None else f"{message.table!r} has this key already")
 
     def on_swap(self, now: float, source: Address, message: m.Swap) -> None:
-        """Put the row if the key has the expected value, or this one."""
+        """Put a row if the key has the expected value, or this one."""
         self._put_if(now, source, message, lambda current: "" if current == message.expected else "the row has another value")
 
     def on_new_job(self, now: float, source: Address, message: m.NewJob) -> None:
@@ -245,7 +241,7 @@ class ControlStore:
             self._wait(source, message.token, self._keys.change(now, message))
 
     def on_end_keys(self, now: float, source: Address, message: m.EndKeys) -> None:
-        """Delete an ended job's keys, in as many transactions as needed."""
+        """Delete a job's keys, in as many transactions as needed."""
         self._keys.end(message.job, source, message.token)
         if self._read_only:
             self._fail_ends(self._read_only)
@@ -414,7 +410,7 @@ class ControlStore:
     # -- events ----------------------------------------------------------------------------------------------------------------
 
     def _bound_events(self, transaction: _Transaction) -> None:
-        """Delete the oldest events past the table's cap."""
+        """Delete the oldest events past the cap."""
         size = self._events_bytes
         if transaction.touches(EVENT):
             for (table, key), value in transaction.rows.items():
