@@ -3,8 +3,8 @@
 It retains no task: homes ask again for what was placed nowhere. So no task is lost when a shard restarts, nor overlooked when a node joins.
 A new shard is complete after one heartbeat per node.
 
-Between heartbeats, placed tasks count as queued on their node; else the next batches would pile up there. A node that has received them
-reports soon. Otherwise their home did not send them (a lost answer, an unknown node), and they count no longer.
+Between heartbeats, placed tasks count as queued on their node; else the next batches would pile up there. A silent node's home did not send
+them (a lost answer, an unknown node), and they count no longer.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from zfabric.protocol.options import Demand
 TASKS_MAX = 1_000_000
 """Most tasks per row of ``Place`` and answer. A home asks again for the rest."""
 UNCONFIRMED_SECONDS, UNCONFIRMED_EACH = 1.0, 0.002
-"""Seconds for which tasks count on a silent node: at least, and per node. Larger clusters report less often, but news within half of this
-time.
+"""Seconds for which tasks count on a silent node: at least, and per node. Larger clusters report less often, but news within half of this.
 """
 
 
@@ -39,7 +38,7 @@ class GlobalScheduler:
         self._policy = policy or LeastWait()
         self._nodes: dict[bytes, NodeView] = {}
         self._placed_at: dict[bytes, float] = {}
-        """First placements on nodes that have not reported since, earliest first."""
+        """First placements on nodes silent since, earliest first."""
         self._asked: list[tuple[Address, m.Place]] = []
         self._effects: list[Effect] = []
         self._counts = dict.fromkeys(("heartbeats", "placed", "infeasible", "refused"), 0)
@@ -78,7 +77,7 @@ class GlobalScheduler:
         return effects + [Send(asker, m.Placed(tuple(rows))) for asker, rows in answers.items()]
 
     def statistics(self) -> Mapping[str, float]:
-        """Return counters, and the number of known nodes."""
+        """Counters, and the number of known nodes."""
         return {**self._counts, "nodes": len(self._nodes)}
 
     def check_invariants(self) -> None:
@@ -90,7 +89,7 @@ class GlobalScheduler:
     # -- handlers --------------------------------------------------------------------------------------------------------------
 
     def on_heartbeat(self, now: float, source: Address, message: m.Heartbeat) -> None:
-        """Take over a node's report: its queue has earlier placements."""
+        """Take over a report: the node's queue has earlier placements."""
         if source[:1] != LOCAL_SCHEDULER:
             self._refuse(source, "only a local scheduler speaks for its node")
         elif not (_is_demand(message.total) and _is_demand(message.available, least=None) and _is_demand(message.lasting)):
@@ -112,7 +111,7 @@ class GlobalScheduler:
             self._refuse(source, "rows of Place are (token, demand, tasks, seconds, inputs)")
 
     def on_process_gone(self, now: float, source: Address, message: m.ProcessGone) -> None:
-        """Remove a node whose local scheduler is dead; its next one sends a heartbeat."""
+        """Remove a dead scheduler's node; its next one sends a heartbeat."""
         for node, view in list(self._nodes.items()):
             if view.scheduler[1:] == message.incarnation:
                 del self._nodes[node]
@@ -132,7 +131,7 @@ class GlobalScheduler:
         return [self._nodes[node] for node in sorted(self._nodes) if covers(self._nodes[node].total, demand)]
 
     def _fetch_times(self, inputs: Rows, nodes: list[NodeView]) -> dict[bytes, float]:
-        """Seconds in which nodes could fetch the inputs that they lack."""
+        """Seconds to fetch the inputs that each lacks."""
         if not inputs:
             return {}
         has: dict[bytes, int] = dict(inputs)

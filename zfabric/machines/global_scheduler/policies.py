@@ -17,9 +17,9 @@ class Batch(NamedTuple):
     demand: Demand
     tasks: int
     seconds: float
-    """Mean of a task; 0 if none has ended."""
+    """Of one task; 0 if none has ended."""
     fetch: Mapping[bytes, float]
-    """Estimated seconds to fetch a task's inputs, by node (0 if not named)."""
+    """Seconds to fetch a task's inputs, by node (0 if not named)."""
 
 
 SECONDS_MIN = 1e-6
@@ -27,7 +27,7 @@ SECONDS_MIN = 1e-6
 
 
 class NodeView:
-    """A node as of its last heartbeat, with placements since."""
+    """A node at its last heartbeat, with placements since."""
 
     __slots__ = ("available", "lasting", "mean_seconds", "node", "placed", "placed_seconds", "queued", "reported", "scheduler", "total")
 
@@ -41,11 +41,11 @@ class NodeView:
         self.queued = queued
         self.reported = lasting
         self.lasting = dict(lasting)
-        """What bundles hold, and actors hold or wait for, with placements since it was ``reported``."""
+        """What bundles and actors hold, or wait for, with placements since it was ``reported``."""
         self.mean_seconds = mean_seconds
         self.placed = 0
         self.placed_seconds = 0.0
-        """Seconds of the tasks placed since, but for those that could start at once."""
+        """Seconds of tasks placed since, but for those that could start at once."""
 
     @property
     def cpus(self) -> float:
@@ -58,7 +58,7 @@ class NodeView:
         return self.queued + self.placed
 
     def place(self, count: int, seconds: float, free: int) -> None:
-        """Count tasks placed here, ``free`` of which fit at once."""
+        """Count placed tasks, ``free`` of which fit at once."""
         self.placed += count
         self.placed_seconds += max(0, count - free) * seconds
 
@@ -74,7 +74,7 @@ class NodeView:
         return max(0, count_fitting(self.available, demand, 0) - self.placed)
 
     def room_for(self, demand: Demand) -> int:
-        """Actors that the others leave room for."""
+        """Actors for which others leave room."""
         return min((self.total.get(name, 0) - self.lasting.get(name, 0)) // amount for name, amount in demand if amount > 0)
 
     def settle(self, demand: Demand) -> None:
@@ -84,7 +84,7 @@ class NodeView:
         self.placed += 1
 
     def has_room(self, demand: Demand) -> bool:
-        """Whether actors and bundles leave room for a task."""
+        """Whether actors and bundles leave room."""
         return all(self.total.get(name, 0) - self.lasting.get(name, 0) >= amount for name, amount in demand if amount > 0)
 
     def slots_for(self, demand: Demand) -> int:
@@ -101,7 +101,7 @@ class Policy(Protocol):
     """How nodes are chosen."""
 
     def place(self, batch: Batch, nodes: Sequence[NodeView]) -> dict[bytes, int]:
-        """How many tasks each node is to run, counted there. All of ``nodes`` could run them."""
+        """How many tasks each node is to run, counted there. All could run them."""
 
 
 class LeastWait:
@@ -136,11 +136,11 @@ class LeastWait:
 class MostRoom:
     """Gives actors nodes where others leave room; the rest waits, since what actors hold is not soon free.
 
-    Tasks end and make room. Nodes with room at once come first, then those with room for most.
+    Nodes with room at once come first, then those with room for most.
     """
 
     def place(self, batch: Batch, nodes: Sequence[NodeView]) -> dict[bytes, int]:
-        """Nodes without room have a share of none: the answer names all that could have such actors."""
+        """A node without room has a share of none: the answer names all that could have such actors."""
         found = {view.node: 0 for view in nodes}
         for _ in range(batch.tasks):
             best = max(nodes, key=lambda view: (view.free_for(batch.demand) > 0, view.room_for(batch.demand)))
@@ -152,8 +152,6 @@ class MostRoom:
 
 
 class _Room:
-    """When tasks can start on a node."""
-
     __slots__ = ("ahead", "backlog", "cpus", "each", "fetch", "free", "given", "index")
 
     def __init__(self, index: int, view: NodeView, batch: Batch, seconds: float) -> None:
@@ -173,7 +171,7 @@ class _Room:
         return max(wait, self.fetch), (self.ahead + self.given) / self.cpus, self.index
 
     def started_by(self, time: float) -> int:
-        """How many tasks can have started by a time."""
+        """How many can have started by then."""
         if time < self.fetch:
             return 0
         return self.free + max(0, int((time - self.backlog) / self.each))

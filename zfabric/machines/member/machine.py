@@ -1,8 +1,8 @@
 """The member of a node: joins the cluster, renews the node's lease, passes on the node table.
 
 A lease begins when its renewal is sent, and so never ends later here than at the registry. Without a renewal the node stops before it is
-declared dead: at 0.8 of the lease nothing leaves it, at 0.9 its workers are stopped. If only the head was held up, the lease is renewed
-after all, and the node goes on. After two leases it ends.
+declared dead: at 0.8 of the lease nothing leaves it, at 0.9 its workers are stopped. If only the head was held up, the node goes on with a
+late renewal. After two leases it ends.
 
 A restarted daemon begins with its predecessor's node table and end of lease. It is silent until the registry has answered, and stops the
 workers when its predecessor would have.
@@ -24,9 +24,9 @@ JOIN_EVERY = 1.0
 RENEWALS = 4
 """Requests per lease."""
 SILENT_SHARE = 0.8
-"""Share of an unrenewed lease after which the node sends nothing."""
+"""Share of an unrenewed lease after which nothing is sent."""
 FROZEN_SHARE = 0.9
-"""Share after which its workers are stopped. Clocks may differ by a few percent."""
+"""Share after which workers are stopped. Clocks may differ by a few percent."""
 ENDS_AFTER = 2
 """Leases after which the node ends."""
 JOIN_SECONDS = 6.0
@@ -34,7 +34,7 @@ JOIN_SECONDS = 6.0
 
 
 class Member:
-    """One per node of a cluster. ``join`` describes the node; ``scheduler`` is its local scheduler.
+    """One node's member. ``join`` describes the node; ``scheduler`` is its local scheduler.
 
     ``former`` is the previous daemon's last table, if any, and ``until`` the end of its lease. In seconds, ``lease`` is a lease's length,
     ``pair_patience`` how long another node may be out of reach.
@@ -55,10 +55,10 @@ class Member:
         self._join = join
         self._registry = REGISTRY + HEAD
         self._head = "the head"
-        """The head for people, with name and address once known."""
+        """For people, with name and address once known."""
         self._former = former
         self._patience = JOIN_SECONDS if former is None else ENDS_AFTER * lease
-        """Seconds for which the node asks to join."""
+        """Seconds of asking to join."""
         self._freeze_at = None if former is None else until - (1 - FROZEN_SHARE) * lease
         """When a restarted daemon without an answer stops the workers; None if it need not, or has."""
         self._lease: float | None = None
@@ -72,22 +72,22 @@ class Member:
         self._number = 0
         self._version = 0
         self.silent = False
-        """Only requests for the lease may leave this node."""
+        """Only requests for the lease may leave."""
         self.frozen = False
         self._ended = False
         self.leaving = False
-        """The registry has yet to acknowledge that the node ends in order."""
+        """The registry has yet to acknowledge the end in order."""
         self._effects: list[Effect] = []
         self._counts = {"renewals": 0, "refused": 0}
         self.number = join.number
-        """This node's number; 0 until it has joined."""
+        """0 until it has joined."""
         self._pairs = Pairs(pair_patience, self._tell_registry, self._tell_scheduler)
         self.handlers = Handlers(self._counts, self._accepted())
 
     # -- the contract --
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
-        """Process a message. Once the node has joined, only the head decides for it, and its own daemon reports to it."""
+        """Process a message. Once joined, only the head decides, and only this daemon reports."""
         if self._lease is not None and source[1:] not in (self._registry[1:], self._join.node, HEAD, self.address[1:]):
             self._counts["refused"] += 1
             return
@@ -125,7 +125,7 @@ class Member:
         return effects
 
     def lease_age(self, now: float) -> float | None:
-        """Seconds since the request that last renewed the lease, or None."""
+        """Seconds since the last renewing request."""
         return None if self._lease is None else now - (self._until - self._lease)
 
     def statistics(self) -> Mapping[str, float]:
@@ -133,14 +133,14 @@ class Member:
         return {**self._counts, "number": self.number}
 
     def check_invariants(self) -> None:
-        """Raise InvariantViolation if the node has a lease and no number."""
+        """Raise InvariantViolation for a lease without a number."""
         if self._lease is not None and not self.number:
             raise InvariantViolation("the node has a lease and no number")
 
     # -- joining --
 
     def _begin_with(self, table: m.NodeTable) -> None:
-        """Begin as the next daemon of a node perhaps declared dead meanwhile."""
+        """Begin as the next daemon of a node perhaps declared dead."""
         self._registry = REGISTRY + table.head
         self._version = table.version
         self._name_head(table)
@@ -162,7 +162,7 @@ class Member:
             self._effects.append(Send(self._registry, self._join))
 
     def on_joined(self, now: float, source: Address, message: m.Joined) -> None:
-        """The node has joined. Its lease counts from the first request: the registry began it no earlier."""
+        """The lease counts from the first request: the registry began it no earlier."""
         if self._lease is None:
             asked = self._asked.pop(0, now)
             self._registry = REGISTRY + message.head
@@ -179,9 +179,9 @@ class Member:
             self._end(f"{message.kind}: {message.text}")
 
     def on_node_table(self, now: float, source: Address, message: m.NodeTable) -> None:
-        """Pass the node table to the shell, which connects, and to the local scheduler.
+        """Pass the table to the shell, which connects, and to the local scheduler.
 
-        Before the node has a lease nothing is passed on: a table follows ``Joined``.
+        Not before the node has a lease: a table follows ``Joined``.
         """
         if message.version > self._version and (self._lease is not None or self._former is not None):
             self._version = message.version
@@ -253,7 +253,7 @@ class Member:
         self._end(message.reason)
 
     def leave(self, reason: str) -> None:
-        """Notify the registry that the node ends in order."""
+        """Notify the registry of an end in order."""
         if self._lease is not None and not self._ended:
             self._ended = self.leaving = True
             self._effects.append(Send(self._registry, m.Leave(self._join.node, reason)))
@@ -270,11 +270,11 @@ class Member:
     # -- pairs of nodes --
 
     def on_unreachable(self, now: float, source: Address, message: m.Unreachable) -> None:
-        """The shell has no connection to these nodes."""
+        """The shell has no connection to these."""
         self._pairs.on_unreachable(now, message.nodes)
 
     def on_peers_silent(self, now: float, source: Address, message: m.PeersSilent) -> None:
-        """These nodes do not answer the transfer agent."""
+        """These do not answer the transfer agent."""
         self._pairs.on_peers_silent(now, message.nodes)
 
     def on_probe_pairs(self, now: float, source: Address, message: m.ProbePairs) -> None:
@@ -282,7 +282,7 @@ class Member:
         self._pairs.on_probe(now, message)
 
     def on_pairs_probed(self, now: float, source: Address, message: m.PairsProbed) -> None:
-        """The transfer agent has probed its pairs."""
+        """The agent has probed its pairs."""
         self._pairs.on_probed(now, message.number, message.nodes)
 
     def _tell_registry(self, message: m.Message) -> None:

@@ -1,7 +1,7 @@
-"""Other nodes that this one cannot reach: complaints, and its part in a probe of all pairs.
+"""Nodes that this one cannot reach: complaints, and its part in a probe of all pairs.
 
-The shell reports missing connections, the transfer agent silent agents. A node out of reach for ``pair_patience`` is complained of; the
-registry has all pairs probed, and decides.
+The shell reports missing connections, the transfer agent silent agents. After ``pair_patience`` a node is complained of; the registry has
+all pairs probed, and decides.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from zfabric.machines.common.probing import PROBE_SHARE, probe_seconds
 from zfabric.protocol import messages as m
 
 AGENT_PATIENCE = 1.25
-"""Patience with the transfer agent, in units of its own time."""
+"""In units of the agent's own time."""
 
 
 class Pairs:
-    """One node's pairs. ``patience`` is how many seconds a node may be out of reach."""
+    """One node's pairs. ``patience`` is how many seconds one may be out of reach."""
 
     def __init__(self, patience: float, tell_registry: Callable[[m.Message], None], tell_scheduler: Callable[[m.Message], None]) -> None:
         self._patience = patience
         self._tell_registry = tell_registry
         self._tell_scheduler = tell_scheduler
         self._since: dict[bytes, float] = {}
-        """Since when there is no connection, by node."""
+        """Since when there is no connection."""
         self._complained_at = -patience
         self._probe = 0
-        """The probe that the agent has not answered, or 0."""
+        """The agent's unanswered probe, or 0."""
         self._probe_until = 0.0
 
     def on_unreachable(self, now: float, nodes: m.Ids) -> None:
@@ -38,7 +38,7 @@ class Pairs:
         self._complain(now, nodes)
 
     def on_probe(self, now: float, message: m.ProbePairs) -> None:
-        """Have the transfer agent ask all nodes whether they answer."""
+        """Have the agent ask all nodes."""
         self._probe = message.number
         self._probe_until = now + AGENT_PATIENCE * probe_seconds(self._patience)
         self._tell_scheduler(message)
@@ -51,7 +51,7 @@ class Pairs:
             self._tell_registry(m.PairsProbed(number, tuple(sorted(own.union(nodes)))))
 
     def tick(self, now: float) -> None:
-        """Complain of nodes out of reach; answer for a silent agent."""
+        """Complain of nodes; answer for a silent agent."""
         self._complain(now, tuple(sorted(node for node, since in self._since.items() if now >= since + self._patience)))
         if self._probe and now >= self._probe_until:
             self.on_probed(now, self._probe, ())

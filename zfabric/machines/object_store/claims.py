@@ -1,9 +1,9 @@
 """Recovery of an object store after a daemon's restart: claims on its bytes, gathered until all have arrived.
 
 The arena's index shows the former store's objects. Processes repeat what they hold, the local scheduler what was written and, last, what is
-referred to (``RetainOnly``). Until then nothing moves. Then unclaimed files are deleted (``on_disk``), and other claims are laid out, those
-of the index first. A claim that overlaps an earlier one is void; if a process reads there, the place stays blocked while the process lives.
-Void, too, is an object where a process may write now, even its writer: the former store had freed it and given its room away.
+referred to (``RetainOnly``). Until then nothing moves. Then unclaimed files are deleted (``on_disk``), and other claims laid out, those of
+the index first. A claim that overlaps an earlier one is void; if a process reads there, the place stays blocked while it lives. Void, too,
+is an object where a process may write now, even its writer: the former store had freed it and given its room away.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ class Layout(NamedTuple):
 
 
 class Disk(NamedTuple):
-    """What is on disk.
-
-    Objects ``(object_id, size, file, writer, rebuildable)``; a pin ``(object_id, process, file)`` per ``Located`` row; files that processes
-    may write ``(process, footprint)``; files to delete; the highest number of a file.
+    """Objects ``(object_id, size, file, writer, rebuildable)``; a pin ``(object_id, process, file)`` per ``Located`` row; files that
+    processes may write ``(process, footprint)``; files to delete; the highest number of a file.
     """
 
     objects: list[tuple[bytes, int, int, bytes, bool]]
@@ -54,11 +52,11 @@ class Claims:
 
     @property
     def complete(self) -> bool:
-        """Whether the arena was read and ``RetainOnly`` has arrived."""
+        """Whether the arena was read and ``RetainOnly`` has come."""
         return self._arrived == {m.ArenaFound, m.RetainOnly}
 
     def take(self, process: bytes, message: m.Message) -> bool:
-        """Record a claim; False for any other message."""
+        """Record a claim; False for other messages."""
         if isinstance(message, m.ArenaFound):
             self._arrived.add(m.ArenaFound)
             self._found += [(object_id, offset, size, b"", False) for object_id, offset, size in message.sealed]
@@ -77,7 +75,7 @@ class Claims:
         return True
 
     def layout(self, start: int, end: int) -> Layout:
-        """The owner of every byte of ``start … end``."""
+        """The owner of every byte."""
         free = Ranges(((start, end - start),))
         objects: dict[bytes, tuple[bytes, int, int, bytes, bool]] = {}
         facts = {row[:3]: row for row in self._written}
@@ -103,7 +101,7 @@ class Claims:
         return Layout(list(objects.values()), pins, grants, ready, cold)
 
     def on_disk(self) -> Disk:
-        """The files' owners. What a process may still write is no object."""
+        """The files' owners. What may still be written is no object."""
         there = {number for _, _, number in self._files}
         grants = {file_number(offset + HEADER_BYTES): (process, size) for process, offset, size, _ in self._grants if offset < 0}
         written = {file_number(row[1]): row for row in self._written if row[1] < 0}
@@ -141,7 +139,6 @@ def _claim(free: Ranges, begin: int, size: int, start: int) -> bool:
 
 
 def _held(free: Ranges, begin: int, size: int, start: int, end: int) -> list[Ranges]:
-    """Take what is free of a held range."""
     if begin < start or begin + size > end or begin % HEADER_BYTES or size % HEADER_BYTES or size < 0:
         return []
     parts = Ranges()
@@ -154,7 +151,7 @@ def _held(free: Ranges, begin: int, size: int, start: int, end: int) -> list[Ran
 
 
 def _by_temperature(free: Ranges) -> tuple[Ranges, Ranges]:
-    """Free room: whole pieces are cold, the rest of a piece in use is ready."""
+    """Free room: whole pieces are cold, the rest ready."""
     ready, cold = Ranges(), Ranges()
     for start, size in free:
         spans: list[Range] = [(start, start + size)]

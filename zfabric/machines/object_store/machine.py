@@ -12,9 +12,6 @@ back), sealed again. Inline values that move into the arena wait, too. The copy 
 
 Without room, now or soon, a new object is written to a file. A spilled one is *checked* and read from its file, which stays while it has
 pins; while one process reads there, all do.
-
-``room`` has the queue for room; ``tables`` has the state. After a restart the machine gathers claims (``claims``), and moves nothing until
-``RetainOnly``.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ ROOM_STEPS = 16
 
 
 class ObjectStore:
-    """One node's object store. ``capacity`` is the arena file's size, its index included."""
+    """One node's store. ``capacity`` is the arena file's size, its index included."""
 
     def __init__(self, address: Address, scheduler: Address, config: Config, capacity: int, recovering: bool = False) -> None:
         self.address = address
@@ -85,7 +82,7 @@ class ObjectStore:
         return self._room.next_deadline() if self._claims is None else None
 
     def take_effects(self, now: float) -> list[e.Effect]:
-        """Give room, make room, and return the effects."""
+        """Give and make room; return the effects."""
         tables = self._tables
         if self._claims is None:
             self._room.serve(now)
@@ -122,7 +119,7 @@ class ObjectStore:
         return report.room(self._tables, counted)
 
     def check_invariants(self) -> None:
-        """Check the tiles of the arena, and the tables of the states."""
+        """Check the arena's tiles and the states' tables."""
         report.check(self._tables)
 
     def on_query(self, now: float, source: Address, message: m.Query) -> None:
@@ -133,7 +130,7 @@ class ObjectStore:
     # -- grants ------------------------------------------------------------------------------------------------------------
 
     def on_reserve(self, now: float, source: Address, message: m.Reserve) -> None:
-        """Queue a process that wants room to write."""
+        """Queue a process for room to write."""
         if message.size < 0 or message.wish < 0 or not message.patience >= 0:
             raise Refusal(f"a reservation of {message.size} bytes, or {message.wish}, within {message.patience} seconds")
         process = source[1:]
@@ -193,7 +190,7 @@ class ObjectStore:
     # -- objects -----------------------------------------------------------------------------------------------------------
 
     def on_sealed(self, now: float, source: Address, message: m.Sealed) -> None:
-        """Take over written objects: their bytes are the store's."""
+        """Take over written objects."""
         tables = self._tables
         for object_id, offset, size, writer, rebuildable in message.rows:
             entry = tables.entries.get(object_id)
@@ -223,7 +220,6 @@ class ObjectStore:
                 tables.close_grant(grant)
 
     def _sealed_on_disk(self, entry: StoreEntry | None, object_id: bytes, number: int, size: int, writer: bytes, rebuildable: bool) -> None:
-        """Take over an object in a file."""
         tables = self._tables
         if not self._granted_file(number, writer) or tables.files[number].room != footprint(size):
             tables.counts["refused"] += 1
@@ -300,14 +296,14 @@ class ObjectStore:
                 self._tables.settle(entry)
 
     def on_protect(self, now: float, source: Address, message: m.Protect) -> None:
-        """Never drop these objects: they cannot be made again."""
+        """Never drop these: they cannot be made again."""
         for object_id in message.object_ids:
             entry = self._tables.entries.get(object_id)
             if entry is not None:
                 entry.rebuildable = False
 
     def on_process_gone(self, now: float, source: Address, message: m.ProcessGone) -> None:
-        """Forget a dead process. What it sealed stays."""
+        """Remove a dead process. What it sealed stays."""
         self._tables.forget_process(message.incarnation)
 
     # -- answers of the shell ------------------------------------------------------------------------------------------------
@@ -319,11 +315,11 @@ class ObjectStore:
         self._room.made_ready(now, message.offset, message.error)
 
     def on_spilled(self, now: float, source: Address, message: m.Spilled) -> None:
-        """An object's bytes are on disk, or that has failed."""
+        """Bytes are on disk, or that has failed."""
         self._room.spilled(now, self._entry(message.object_id, SPILLING), message.error)
 
     def on_restored(self, now: float, source: Address, message: m.Restored) -> None:
-        """An object's bytes are back, or whole on disk; or the copy is of no use."""
+        """Bytes are back, or whole on disk; or the copy is of no use."""
         entry = self._entry(message.object_id, RESTORING, CHECKING)
         if message.error:
             self._tables.lost[entry.object_id] = f"unreadable: {message.error}"
@@ -350,7 +346,7 @@ class ObjectStore:
     # -- after a restart -----------------------------------------------------------------------------------------------------
 
     def _begin(self, now: float, claims: Claims) -> None:
-        """All claims are known: lay out the arena, free what nobody retains, handle deferred messages."""
+        """Lay out the arena, free what nobody retains, handle deferred messages."""
         self._claims = None
         tables = self._tables
         layout = claims.layout(tables.start, tables.end)
@@ -418,7 +414,6 @@ class ObjectStore:
 
 
 def _spilled(object_id: bytes, size: int, number: int, writer: bytes, rebuildable: bool) -> StoreEntry:
-    """Make an object that is on disk only."""
     entry = StoreEntry(object_id, size, SPILLED, None, writer, rebuildable)
     entry.file, entry.on_disk = number, True
     return entry

@@ -1,4 +1,4 @@
-"""The object store's statistics and entries, and the check of its invariants."""
+"""The object store's statistics, entries and invariants."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _on_disk(tables: StoreTables) -> int:
 
 
 def answer(tables: StoreTables, what: str, arguments: Row) -> object:
-    """Return "statistics", or "entries": ``(state, pins, on disk)`` by object id."""
+    """ "statistics", or "entries": ``(state, pins, on disk)`` by object."""
     if what == "statistics":
         return dict(statistics(tables))
     found = ((object_id, tables.entries.get(object_id)) for object_id in arguments)

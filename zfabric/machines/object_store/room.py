@@ -11,9 +11,8 @@ by the cheapest means first:
 A reservation waits for its patience, a restore for ``put_patience``. If no room can be made, the disk is used (``_use_disk``): a writer
 gets a file, a reader maps the object's, an inline value is written to one. A reservation is refused only if the disk is full, too.
 
-Room is made ready before it is given, a few grants' worth ahead of demand, more if a process had to wait, while it writes into its first
-grant. A waiter takes over what is being made ready. Freed room stays ready up to a bound, and after a while without demand only those few
-grants.
+Room is made ready before it is given, a few grants' worth ahead of demand, more if a process had to wait. A waiter takes over what is being
+made ready. Freed room stays ready up to a bound, and after a while without demand only those few grants.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ from zfabric.protocol.ids import CLIENT
 MiB = 2**20
 
 GRANTS_MOST = 8
-"""Largest grant on request, in usual grants."""
+"""Largest grant, in usual ones."""
 IDLE_GRANT_SHARE = 8
 """One part of the arena in so many may be in unused grants."""
 WARM_SHARE = 2
-"""One part of the arena in so many is kept ready while free; the rest returns to the system."""
+"""One part in so many is kept ready while free; the rest returns to the system."""
 COOL_AFTER = 10.0
-"""Seconds without demand after which free ready room returns to the system, but for what is kept ahead."""
+"""Seconds without demand after which free ready room returns to the system."""
 READY_AHEAD_GRANTS = 2
 """Grants' worth kept ready: one to give while the next is made ready."""
 READY_AHEAD_MOST = 8
@@ -73,7 +72,7 @@ NEVER = float("-inf")
 
 
 class Room:
-    """The queue for room. ``serve`` runs once per turn; other methods take the answers to its effects."""
+    """The queue for room. ``serve`` runs once per turn."""
 
     def __init__(self, tables: StoreTables, config: Config) -> None:
         self.tables = tables
@@ -85,7 +84,7 @@ class Room:
         self.memory_again = NEVER
         self.pressure_at: float | None = None
         self.full_since: float | None = None
-        """When the search first failed, with nobody given room since."""
+        """When the search failed, with nobody given room since."""
         self.cool_at: float | None = None
         self._deadlines: list[tuple[float, int, Waiter]] = []
         self._numbers = count()
@@ -148,7 +147,7 @@ class Room:
     # -- giving ------------------------------------------------------------------------------------------------------------
 
     def _place(self, now: float, waiter: Waiter) -> bool:
-        """Give the waiter room, or take some that is its own once ready."""
+        """Give room, or take some that is the waiter's once ready."""
         self.cool_at = now + COOL_AFTER
         self._hurry(READY_AHEAD_GRANTS * waiter.wish)
         usual = self._grant_size(waiter, self.grant_bytes)
@@ -188,7 +187,7 @@ class Room:
         return taken is not None
 
     def _grant_size(self, waiter: Waiter, most: int) -> int:
-        """The waiter's best size: its exact need, or a grant, smaller the more room grants have."""
+        """Its exact need, or a grant, smaller the more room grants have."""
         if waiter.exact:
             return waiter.need
         left = self.tables.capacity // IDLE_GRANT_SHARE - self.tables.in_grants()
@@ -212,7 +211,7 @@ class Room:
             self.arrived(entry)
 
     def arrived(self, entry: StoreEntry) -> None:
-        """The object is in the arena: locate it for its askers."""
+        """Locate an object in the arena for its askers."""
         entry.state = SEALED
         self.tables.effects.append(e.WriteHeader(entry.offset or 0, e.SEALED))
         self.tables.tell_askers(entry)
@@ -260,14 +259,13 @@ class Room:
             self._give(waiter, start, size)
 
     def _portion(self, preparation: Preparation) -> int:
-        """The waiter's bytes of a preparation; the rest is for others."""
+        """The waiter's bytes; the rest is for others."""
         waiter = preparation.waiter
         if waiter is None or waiter.cancelled:
             return 0
         return min(preparation.taken.size, self._grant_size(waiter, GRANTS_MOST * self.grant_bytes))
 
     def _make_ready_ahead(self, now: float) -> None:
-        """Keep a little ready before anybody asks."""
         if self.tables.queue or now < self.memory_again:
             return
         most = self.tables.capacity // IDLE_GRANT_SHARE
@@ -308,7 +306,7 @@ class Room:
     # -- making room -------------------------------------------------------------------------------------------------------
 
     def _make_room(self, now: float, waiter: Waiter) -> bool:
-        """One round of making room for the head; return whether to look again at once."""
+        """Make room for the head, one round; return whether to look again at once."""
         tables = self.tables
         self.pressure_at = now + PRESSURE_PAUSE
         self._recall_grants(now)
@@ -366,7 +364,6 @@ class Room:
         return False
 
     def _drop(self, entry: StoreEntry) -> None:
-        """Drop an object on disk, or one that can be rebuilt."""
         self.tables.counts["evictions"] += 1
         if entry.on_disk:
             entry.state = SPILLED
@@ -452,13 +449,13 @@ class Room:
         return True
 
     def _read_on_disk(self, entry: StoreEntry) -> None:
-        """Let the askers read the object's file, once checked."""
+        """Let the askers read the file, once checked."""
         entry.state = CHECKING
         self.tables.effects.append(e.CheckFile(entry.object_id, entry.file, entry.size))
         self.tables.settle(entry)
 
     def checked(self, entry: StoreEntry) -> None:
-        """A file is whole: locate its object."""
+        """Locate an object whose file is whole."""
         entry.state = SPILLED
         self.tables.tell_askers(entry)
 

@@ -1,4 +1,4 @@
-"""The object store's tables, and the transitions of all its operations.
+"""The object store's tables, and the transitions of its operations.
 
 Each change of an entry ends with ``settle``, which moves it into its state's table, and removes it once freed and held by nobody.
 """
@@ -71,11 +71,11 @@ class StoreEntry:
 
     @property
     def place(self) -> int:
-        """Where readers find the object: its offset, or the one that stands for its file."""
+        """Its offset, or the one that stands for its file."""
         return file_offset(self.file) if self.offset is None else self.offset
 
     def lies_at(self, offset: int) -> bool:
-        """Whether a readable copy is at this place."""
+        """Whether a readable copy is there."""
         if offset < 0:
             return self.on_disk and file_offset(self.file) == offset and self.state in (SEALED, SPILLED)
         return self.offset == offset and self.state in (SEALED, SPILLING)
@@ -118,7 +118,7 @@ class Waiter:
 
     @property
     def exact(self) -> bool:
-        """Whether the room is for one object only."""
+        """Whether it is for one object only."""
         return not self.wish
 
 
@@ -164,9 +164,9 @@ class StoreTables:
         self.files: dict[int, FileGrant] = {}
         """Files that processes may write."""
         self.making: dict[int, Waiter] = {}
-        """Who waits for each file that is being made."""
+        """Who waits for each new file."""
         self.last_file = 0
-        """The highest number so far: no number is used again."""
+        """The highest so far: no number is used again."""
         self.spilling = 0
         self.gone: dict[bytes, None] = {}
         self.hints: dict[bytes, deque[tuple[int, int]]] = {}
@@ -212,20 +212,20 @@ class StoreTables:
         self.settle(entry)
 
     def tell(self, entry: StoreEntry, process: bytes) -> None:
-        """Pin for a process and send it the place."""
+        """Pin, and send the place."""
         self.pin(entry, process)
         entry.fresh = False
         self.located.append((entry.object_id, process, entry.place, entry.size))
 
     def tell_askers(self, entry: StoreEntry) -> None:
-        """Locate the object for all who asked before."""
+        """Locate for all who asked before."""
         asked, entry.asked = entry.asked, []
         for process in asked:
             self.tell(entry, process)
         self.settle(entry)
 
     def end_of(self, entry: StoreEntry, reason: str) -> None:
-        """Remove an object with room and file; report it lost to its askers."""
+        """Remove an object with room and file; report it lost to askers."""
         object_id = entry.object_id
         self.idle.pop(object_id, None)
         self.pinned.pop(object_id, None)
@@ -240,14 +240,14 @@ class StoreTables:
             self.unlink.append(entry.file)
 
     def vacate(self, entry: StoreEntry) -> None:
-        """Free an object's room in the arena."""
+        """Free its room in the arena."""
         offset, entry.offset = entry.offset, None
         if offset is not None:
             self.effects.append(e.WriteHeader(offset, e.FREED))
             self.give_up(offset - HEADER_BYTES, entry.room, entry.writer)
 
     def waiters(self) -> list[Waiter]:
-        """All who wait for room, also while it is made ready."""
+        """All who wait, also while room is made ready."""
         waiting = [p.waiter for p in self.preparing.values() if p.waiter is not None]
         return [*self.queue, *waiting, *self.making.values()] if waiting or self.making else list(self.queue)
 
@@ -272,7 +272,7 @@ class StoreTables:
             self.release(start, size, writer)
 
     def release(self, start: int, size: int, writer: bytes) -> None:
-        """Free ready bytes, which ``writer`` has mapped and is offered first."""
+        """Free ready bytes, offered first to ``writer``, who has mapped them."""
         self.space.free(start, size)
         self.freed_some = True
         if writer and writer not in self.gone:
@@ -319,11 +319,11 @@ class StoreTables:
         return max(0, self.space.total + ahead - sum(waiter.need for waiter in self.queue if not waiter.cancelled))
 
     def in_grants(self) -> int:
-        """Open bytes of grants for several objects."""
+        """Open bytes of shared grants."""
         return sum(grant.open.total for grant in self.grants.values() if not grant.exact)
 
     def forget_process(self, process: bytes) -> None:
-        """Drop a dead process's grants, files, pins and requests."""
+        """Drop its grants, files, pins and requests."""
         self.gone[process] = None
         if len(self.gone) > GONE_MAX:
             del self.gone[next(iter(self.gone))]

@@ -1,3 +1,3 @@
-"""The registry: decides which nodes a cluster has. The head's daemon hosts it."""
+"""The registry, in the head's daemon: which nodes a cluster has."""
 
 from zfabric.machines.registry.machine import Registry as Registry

@@ -25,15 +25,14 @@ NUMBERS_KEY = b"\xff"
 LOOK_EVERY = 0.5
 """Seconds between checks of the leases."""
 STALL_SECONDS = 1.0
-"""Seconds of a pause of the registry after which leases begin anew: renewals may be unread."""
+"""Seconds of a pause after which leases begin anew: renewals may be unread."""
 NODES_MAX = 4096
 """Most nodes of one cluster."""
 RETRY_EVERY = 1.0
-"""Seconds before a failed deletion is retried."""
 
 
 class _Node:
-    """A node whose row is in the control store, or about to be."""
+    """A node with a row in the control store, or soon."""
 
     __slots__ = ("condemned", "deadline", "durable", "ending", "retry_at", "row")
 
@@ -44,9 +43,9 @@ class _Node:
         self.deadline = deadline
         """The end of the lease."""
         self.condemned = ""
-        """Why the lease is not renewed, or ""."""
+        """Why the lease is not renewed."""
         self.ending = ""
-        """Why the row is being deleted, or ""."""
+        """Why the row is being deleted."""
         self.retry_at: float | None = None
         """When the deletion is retried."""
 
@@ -69,14 +68,14 @@ class Registry:
         self._last_number = 0
         self._restarted = daemons > 0
         self._version = daemons << 32
-        """The last node table's version, above all earlier registries'."""
+        """The last table's version, above all earlier registries'."""
         self._effects: list[Effect] = []
         self._requests: dict[int, _Request] = {}
         self._next_token = 1
         self._admitted: dict[bytes, None] = {}
         """The last nodes with a number. Without a row they are dead, and no death is written."""
         self._early: dict[bytes, tuple[Address, m.Join]] = {}
-        """Nodes that asked to join before the rows were read."""
+        """Nodes that asked before the rows were read."""
         self._read = False
         self._look_at = 0.0
         self._changed = False
@@ -112,7 +111,7 @@ class Registry:
         return None if len(self._nodes) < 2 else self._look_at if until is None else min(self._look_at, until)
 
     def take_effects(self, now: float) -> list[Effect]:
-        """Send all nodes the table if it has changed."""
+        """Send all nodes a changed table."""
         if self._changed:
             self._changed = False
             self._version += 1
@@ -124,7 +123,7 @@ class Registry:
         return effects
 
     def statistics(self) -> Mapping[str, float]:
-        """Return counters, and the number of living nodes."""
+        """Counters, and the number of living nodes."""
         return {**self._counts, "nodes": len(self._living())}
 
     def check_invariants(self) -> None:
@@ -292,7 +291,6 @@ class Registry:
         self._effects.append(Send(MEMBER + identifier, m.Expelled(reason)))
 
     def _acting(self) -> dict[bytes, _Node]:
-        """Living nodes whose end is not decided."""
         acting = self._living().items()
         return {identifier: node for identifier, node in acting if not node.ending and not node.condemned}
 
@@ -334,7 +332,6 @@ class Registry:
     # -- small things --
 
     def _is_other(self, source: Address, node: bytes) -> bool:
-        """Whether a message about ``node`` is another's, and refused."""
         other = source[1:] != node
         self._counts["refused"] += other
         return other

@@ -1,8 +1,8 @@
 """Pairs of nodes that cannot reach each other: all are probed, and the node that most others cannot reach is to end.
 
-A complaint may be either node's fault, so each node reports which ones it does not reach. The node with most such pairs goes; of several,
-the youngest, whose end costs least. Nobody ends if it is the head, since all would, or if the pairs have recovered. The node is notified,
-and dead when its lease has expired: until then it may act.
+A complaint may be either node's fault, so each reports which ones it does not reach. The node with most such pairs goes; of several, the
+youngest, whose end costs least. Nobody ends if it is the head, since all would, or if the pairs have recovered. The node is dead when its
+lease has expired: until then it may act.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 from zfabric.machines.common.probing import probe_seconds
 
 PROBE_PATIENCE = 2.0
-"""Patience with answers, in units of the transfer agents' time."""
+"""In units of the transfer agents' time."""
 
 
 class Worst(NamedTuple):
-    """The node that is to end; ``pairs`` others are out of reach, one way or the other."""
+    """The node to end; ``pairs`` others are out of reach, one way or the other."""
 
     node: bytes
     pairs: int
@@ -33,7 +33,7 @@ class Probes:
         self.number = first_number
         """The last probe's number."""
         self.until: float | None = None
-        """When a probe without all answers ends; None without one."""
+        """When it ends without all answers; None without a probe."""
         self._answers: dict[bytes, frozenset[bytes]] = {}
 
     def begin(self, now: float) -> bool:
@@ -51,11 +51,11 @@ class Probes:
             self._answers[node] = frozenset(unreached)
 
     def give_up(self) -> None:
-        """Forget the probe: answers may be unread. Who complained complains again."""
+        """Drop the probe: answers may be unread. Who complained complains again."""
         self.until = None
 
     def end(self, now: float, numbers: Mapping[bytes, int]) -> Worst | None:
-        """End a late or complete probe of the living nodes (with ``numbers``); return the node that is to end."""
+        """End a late or complete probe of the living nodes (with ``numbers``); return the node to end."""
         if self.until is None or (now < self.until and not numbers.keys() <= self._answers.keys()):
             return None
         self.until = None

@@ -1,3 +1,3 @@
-"""The supervisor: when a process that died is started again."""
+"""The supervisor: restarts of dead processes."""
 
 from zfabric.machines.supervisor.restarts import RestartPolicy as RestartPolicy

@@ -12,7 +12,7 @@ PAUSE_FIRST = 0.02
 
 
 class RestartPolicy:
-    """One process's restarts. Times are seconds of any monotonic clock."""
+    """One process's restarts, in seconds of any monotonic clock."""
 
     def __init__(self, backoff_max: float, failures_max: int = 10, settled: float = 10.0) -> None:
         self.backoff_max = backoff_max
@@ -27,7 +27,7 @@ class RestartPolicy:
         self._started = now
 
     def on_death(self, now: float, came_up: bool) -> float | None:
-        """The seconds until the next start; None: no more. ``came_up``: the process had begun to work."""
+        """Seconds until the next start; None: no more. ``came_up``: the process had begun to work."""
         if now - self._started >= self.settled:
             self._quick_deaths = 0
         if came_up or now - self._started >= self.settled:

@@ -1,7 +1,7 @@
 """The machine of a transfer agent: reserves room and pins values as a client, and exchanges messages with other agents.
 
-It ends with its daemon and repeats nothing: who wants a value asks again. It decides which bytes go where; its shell copies them between
-sockets and the arena (``SendChunk``, ``WriteChunk``).
+It ends with its daemon and repeats nothing: who wants a value asks again. Its shell copies bytes between sockets and the arena
+(``SendChunk``, ``WriteChunk``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUMBERS_OF_A_RUN = 2**32
 
 
 class TransferAgent:
-    """The transfer agent of one node, under one daemon."""
+    """A node's transfer agent, under one daemon."""
 
     def __init__(self, address: Address, config: Config, daemon: bytes) -> None:
         self.address = address

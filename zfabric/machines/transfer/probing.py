@@ -1,4 +1,4 @@
-"""Whether other agents answer, for a probe of all pairs."""
+"""Whether other agents answer, for probes of pairs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from zfabric.protocol.ids import TRANSFER_AGENT, Address
 REPEATS = 10
 """Pings to a silent agent, which may be restarting."""
 TRANSFER = 4
-"""The agent's address in a row of ``NodeTable``."""
+"""In a row of ``NodeTable``."""
 
 
 class Probing:
-    """The probe under way, if any. ``peers`` are all rows of the node table."""
+    """The probe under way, if any. ``peers`` are all rows of the table."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Probing:
         self._ping_at = 0.0
 
     def on_probe_pairs(self, now: float, source: Address, message: m.ProbePairs) -> None:
-        """Ask all nodes with an agent whether it answers."""
+        """Ask all nodes with an agent."""
         self._number = message.number
         self._waiting = {node for node, row in self._peers().items() if row[TRANSFER] and node != self._own()}
         self._until, self._ping_at = now + self._seconds, now

@@ -24,9 +24,9 @@ from zfabric.protocol.machine import InvariantViolation
 WAITING_MAX = 100_000
 """Most pulls that wait for a slot; further ones are refused."""
 TOKENS_MAX = 8
-"""Most tokens of a pull whose chunks are accepted."""
+"""Most tokens of a pull with accepted chunks."""
 PAUSE_FIRST = 1 / 32
-"""The first pause of a pull without a source, in units of ``transfer_patience``, the longest pause."""
+"""The first pause of a pull without a source, in units of ``transfer_patience``, the longest."""
 FAILED_MAX = 1000
 """Remembered pulls without a source."""
 PATIENCE_MOST = 16
@@ -34,7 +34,7 @@ PATIENCE_MOST = 16
 
 
 class Request:
-    """One want: a source was asked under this token from ``start`` on; what has come since, and what may (``limit``)."""
+    """A source was asked under this token from ``start`` on; what has come since, and what may (``limit``)."""
 
     __slots__ = ("due", "limit", "pause", "pull", "received", "source", "start", "token")
 
@@ -63,19 +63,18 @@ class PullRecord:
         self.size = size
         self.sources = list(dict.fromkeys(sources))
         self.next_source = 0
-        """Index of the next source to ask."""
         self.position = 0
         self.room = 0
         self.offset: int | None = None
         self.requests: dict[bytes, Request] = {}
-        """The newest request to each source that has not refused."""
+        """The newest to each source that has not refused."""
         self.tokens: deque[Request] = deque(maxlen=TOKENS_MAX)
-        """Tokens of requests whose chunks are accepted."""
+        """Requests whose chunks are accepted."""
         self.reasons: dict[bytes, str] = {}
 
 
 class Pulls:
-    """Pulls under way, and those that wait for a slot."""
+    """Pulls under way or waiting for a slot."""
 
     def __init__(
         self,
@@ -101,9 +100,9 @@ class Pulls:
         self._waiting: dict[bytes, PullRecord] = {}
         self._active: dict[bytes, PullRecord] = {}
         self._sealing: dict[bytes, PullRecord] = {}
-        """Pulls of which every byte has come."""
+        """Pulls with every byte."""
         self._rooms: dict[int, PullRecord] = {}
-        """Pulls that have requested room, by token."""
+        """Pulls that wait for room, by token."""
         self._unrequested: dict[bytes, PullRecord] = {}
         """Pulls with room and no request, for want of credit or a source."""
         self._hungry: dict[int, Request] = {}
@@ -111,7 +110,7 @@ class Pulls:
         self._unanswered: dict[bytes, float] = {}
         """Since when sources are silent, or were reported."""
         self._received: dict[int, Request] = {}
-        """Requests by token, while chunks are accepted."""
+        """By token, while chunks are accepted."""
 
     def __len__(self) -> int:
         return len(self._active) + len(self._waiting) + len(self._paused) + len(self._sealing)
@@ -218,13 +217,13 @@ class Pulls:
             self._complete(pull)
 
     def on_no_space(self, now: float, source: Address, message: m.NoSpace) -> None:
-        """There is no room for a value."""
+        """There is no room."""
         pull = self._rooms.pop(message.token, None)
         if pull is not None:
             self._fail(pull, message.kind, message.text)
 
     def on_value_sealed(self, now: float, source: Address, message: m.ValueSealed) -> None:
-        """A value is whole and sealed, or could not be written."""
+        """A value is sealed, or could not be written."""
         pull = self._sealing.pop(message.object_id)
         assert pull.offset is not None
         if message.error:
@@ -240,12 +239,12 @@ class Pulls:
     # -- requests --
 
     def _credit(self, source: bytes) -> int:
-        """How many more chunks a source may have credit for."""
+        """How many more chunks it may have credit for."""
         used = sum(pull.requests[source].outstanding for pull in self._active.values() if source in pull.requests)
         return max(0, self._config.transfer_credit - used)
 
     def _request(self, pull: PullRecord, source: bytes, now: float, pause: float = 0.0) -> bool:
-        """Ask a source for what is missing; False if it may send nothing more at present."""
+        """Ask for what is missing; False if the source may send nothing more at present."""
         credit = self._credit(source)
         if not credit:
             return False
@@ -268,14 +267,14 @@ class Pulls:
         self._perform(e.Send(TRANSFER_AGENT + node, message))
 
     def _end(self, request: Request, stop: bool, complete: bool = False) -> None:
-        """End a request's credit; chunks under way are accepted."""
+        """End its credit; chunks under way are accepted."""
         request.pull.requests.pop(request.source, None)
         self._hungry.pop(request.token, None)
         if stop:
             self._tell(request.source, m.StopWant(request.token, complete))
 
     def _unasked(self, pull: PullRecord) -> Iterator[bytes]:
-        """Sources without a request, from the next one on."""
+        """Sources without a request, from the next on."""
         count = len(pull.sources)
         for step in range(count):
             source = pull.sources[(pull.next_source + step) % count]
@@ -289,7 +288,6 @@ class Pulls:
         """
         self._begin(now)
         spent: set[bytes] = set()
-        """Sources that may send nothing more at present."""
         for request in list(self._hungry.values()):
             if not request.outstanding:
                 self._extend(request, 1)
@@ -315,7 +313,6 @@ class Pulls:
         self._fail(pull, "lost", f"no node has a copy of {short(pull.object_id)}" + (f" ({why})" if why else ""))
 
     def _extend(self, request: Request, chunks: int) -> None:
-        """Give a request credit for more chunks."""
         limit = min(request.pull.size, request.limit + min(chunks, self._credit(request.source)) * CHUNK_BYTES)
         if limit > request.limit:
             request.limit = limit
@@ -326,7 +323,7 @@ class Pulls:
     # -- sources --
 
     def _from(self, source: Address, token: int) -> Request | None:
-        """The request that an answer is for, if its source answers."""
+        """The request of an answer, if its source answers."""
         request = self._received.get(token)
         if request is None or request.source != source[1:]:
             self._counts["late"] += 1
@@ -388,7 +385,7 @@ class Pulls:
         return any(self._request(pull, source, now) for source in self._unasked(pull))
 
     def on_redirect(self, now: float, source: Address, message: m.Redirect) -> None:
-        """A source names another with a copy, and does not serve this request."""
+        """A source names another, and does not serve this request."""
         request = self._from(source, message.token)
         if request is None or request.pull.requests.get(request.source) is not request:
             return

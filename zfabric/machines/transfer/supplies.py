@@ -24,9 +24,9 @@ from zfabric.protocol.messages import OK
 QUEUED_MAX = 10_000
 """Most wants. Further ones are ignored; their readers repeat them."""
 REASON_MAX = 500
-"""Most characters of a reason: a message between agents has a bound."""
+"""Most characters of a reason: messages between agents are bounded."""
 READER_PATIENCE = 10.0
-"""Patience with a silent reader in units of ``transfer_patience``. If it lives, it asks again."""
+"""In units of ``transfer_patience``. A reader that lives asks again."""
 
 
 class Delivery:
@@ -41,7 +41,7 @@ class Delivery:
         self.position = self.limit = 0
         self.served = False
         self.told = False
-        """Whether the reader was notified that it is queued."""
+        """Whether the reader was notified of the queue."""
         self.due = float("inf")
 
 
@@ -96,7 +96,7 @@ class Supplies:
     # -- readers --
 
     def on_want(self, now: float, source: Address, message: m.Want) -> None:
-        """A reader wants a value, or repeats that."""
+        """A reader wants a value, perhaps again."""
         reader = source[1:]
         position, limit = message.position, message.limit
         if position % CHUNK_BYTES or not 0 <= position < limit <= message.size or limit - position > self._credit:
@@ -155,7 +155,7 @@ class Supplies:
             self._ready[(delivery.reader, delivery.token)] = delivery
 
     def on_credit(self, now: float, source: Address, message: m.Credit) -> None:
-        """A reader has received some of what was sent."""
+        """A reader has received some."""
         delivery = self._wants.get((source[1:], message.token))
         if delivery is None:
             self._counts["late"] += 1
@@ -166,7 +166,7 @@ class Supplies:
             self._renew(delivery, now)
 
     def on_stop_want(self, now: float, source: Address, message: m.StopWant) -> None:
-        """A reader wants no more: it has the value."""
+        """A reader has the value."""
         delivery = self._wants.get((source[1:], message.token))
         if delivery is None:
             self._counts["late"] += 1
@@ -195,7 +195,7 @@ class Supplies:
         self._settle(delivery.supply)
 
     def _settle(self, supply: Supply) -> None:
-        """Unpin a value that nobody wants, once no byte is on its way."""
+        """Unpin what nobody wants, once no byte is on its way."""
         if not supply.readers and not supply.unsent and self._supplies.get(supply.object_id) is supply:
             del self._supplies[supply.object_id]
             self._unpin += [supply.object_id] * supply.pins
@@ -211,7 +211,7 @@ class Supplies:
     # -- values --
 
     def on_objects(self, now: float, source: Address, message: m.Objects) -> None:
-        """Values were pinned for this process, or are not here."""
+        """Values were pinned, or are not here."""
         for object_id, status, value, _ in message.rows:
             supply = self._supplies.get(object_id)
             if type(value) is not tuple:
@@ -229,7 +229,7 @@ class Supplies:
                     self._ready.update(((each.reader, each.token), each) for each in supply.readers.values() if each.served)
 
     def _refuse(self, supply: Supply, reason: str) -> None:
-        """Notify all readers that there is no copy."""
+        """Notify readers that there is no copy."""
         for delivery in list(supply.readers.values()):
             self._tell(delivery.reader, m.Unavailable(delivery.token, reason[:REASON_MAX]))
             self._remove(delivery)
@@ -314,7 +314,7 @@ class Supplies:
                 self._remove(delivery)
 
     def next_deadline(self) -> float | None:
-        """When a reader has been silent for too long."""
+        """When a reader is silent for too long."""
         return min((each.due for each in self._served.values()), default=None)
 
     def check_invariants(self) -> None:

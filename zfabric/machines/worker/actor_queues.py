@@ -35,7 +35,7 @@ class CallQueue(Protocol):
 
 
 class ActorQueues:
-    """One queue per actor. True if a call may begin; the length counts all calls."""
+    """One queue per actor. True if a call may begin; the length counts all."""
 
     def __init__(self) -> None:
         self._queues: dict[bytes, deque[tuple[int, Invocation]]] = {}
@@ -44,7 +44,7 @@ class ActorQueues:
         self._heads: Heads = []
         self._aside: set[bytes] = set()
         self._wanted: dict[bytes, int] = {}
-        """Awaited calls -> how many calls here wait."""
+        """Awaited calls -> how many calls wait."""
         self._urgent: dict[bytes, int] = {}
         """Awaited calls per queue."""
         self._urgent_heads: Heads = []
@@ -61,7 +61,7 @@ class ActorQueues:
         return self._first(self._heads, self._queues) is not None
 
     def _first(self, heads: Heads, among: Container[bytes]) -> bytes | None:
-        """The actor of the first current entry, in ``among`` and not set aside."""
+        """The first current entry's actor, in ``among`` and not set aside."""
         while heads:
             number, actor_id = heads[0]
             queue = self._queues.get(actor_id)
@@ -88,7 +88,7 @@ class ActorQueues:
         self._put(item, self._came)
 
     def put_first(self, item: Invocation) -> None:
-        """Add a call ahead of all others, to an actor without queued calls."""
+        """Put a call first, for an actor without queued calls."""
         self._put(item, 0)
 
     def _put(self, item: Invocation, number: int) -> None:

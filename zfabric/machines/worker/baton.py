@@ -32,30 +32,30 @@ WANTED_SHOWN = 8
 
 
 class ActorEnd(NamedTuple):
-    """How an actor is to end, and why if it ends itself."""
+    """How an actor ends, and why if it ends itself."""
 
     how: str
     reason: str
 
 
 class Baton:
-    """Who runs, who waits for the baton, and how actors end."""
+    """Who runs, who waits, and how actors end."""
 
     def __init__(self, mailbox: Mailbox, stopped: Container[bytes]) -> None:
         self.mailbox = mailbox
         self.stopped = stopped
-        """Begun calls that are to be stopped."""
+        """Begun calls to stop."""
         self.queues = mailbox.share()
         self.running = b""
         """The call, or task that makes an actor, with the baton; or empty."""
         self.busy: dict[bytes, bytes] = {}
         """Actor -> its begun call; never two."""
         self.wanted: dict[bytes, tuple[bytes, ...]] = {}
-        """Object ids each blocked actor waits for, by actor id."""
+        """Object ids each blocked actor waits for."""
         self.may_end: set[bytes] = set()
         """Actors whose call may go on without all of ``wanted``."""
         self.lent: dict[bytes, list[tuple[bytes, ...]]] = {}
-        """Object ids that a call's threads and coroutines wait for. The call has lent the baton unless it waits itself."""
+        """Object ids that a call's threads and coroutines wait for. It has lent the baton unless it waits itself."""
         self.returning: dict[bytes, None] = {}
         """Actors whose call needs the baton after a wait, in order."""
         self.with_farewell: set[bytes] = set()
@@ -69,9 +69,9 @@ class Baton:
         self.last_report = m.HostDelays(b"", ())
         self._ending: dict[bytes, ActorEnd] = {}
         self._leaving: dict[bytes, m.ActorEnded] = {}
-        """Ends to be reported after ``__exit__``, which runs."""
+        """Ends to report after ``__exit__``, which runs."""
         self.unsent: list[m.ActorEnded] = []
-        """Ends to be reported behind all that the actors have sent."""
+        """Ends to report behind all that the actors have sent."""
         self.instances = False
         """Whether there are instances: an end is reported once the shell has dropped the actor's."""
 
@@ -86,7 +86,7 @@ class Baton:
         return ended
 
     def start_over(self) -> None:
-        """Forget reports: ``Worker.running`` repeats actors and ends to a restarted scheduler."""
+        """Drop reports: ``Worker.running`` repeats actors and ends."""
         self.unsent.clear()
         self.last_report = m.HostDelays(b"", ())
 
@@ -102,7 +102,7 @@ class Baton:
         self.running = self.busy[actor_id] = identifier
 
     def wait(self, actor_id: bytes, wanted: tuple[bytes, ...], may_end: bool) -> None:
-        """Record what an actor's call waits for; pass the baton on."""
+        """Record what a call waits for; pass the baton on."""
         self._waits_no_more(actor_id)  # The call may have lent the baton.
         self.wanted[actor_id] = wanted
         if may_end:
@@ -117,7 +117,7 @@ class Baton:
         self.may_end.discard(actor_id)
 
     def lend(self, actor_id: bytes, wanted: tuple[bytes, ...]) -> None:
-        """Record what a thread or coroutine of a call waits for."""
+        """Record what a call's thread or coroutine waits for."""
         self.lent.setdefault(actor_id, []).append(wanted)
         if self.running == self.busy[actor_id]:
             self.wait(actor_id, wanted, True)
@@ -131,13 +131,13 @@ class Baton:
                 del self.lent[actor_id]
 
     def _pass_on(self) -> None:
-        """Pass the baton on after a call has ended or waits."""
+        """Pass the baton on after an end or wait."""
         self.running = b""
         if self.returning:
             self.on_free(next(iter(self.returning)))
 
     def take(self, actor_id: bytes) -> bool:
-        """Take the baton after a wait; False if it is not free: the caller asks again."""
+        """Take the baton after a wait; False if it is not free: ask again."""
         if self.running or next(iter(self.returning), actor_id) != actor_id:
             self.returning[actor_id] = None
             return False
@@ -149,7 +149,6 @@ class Baton:
         return True
 
     def _over(self, actor_id: bytes) -> None:
-        """Release the baton of what has ended."""
         had_it = self.running == self.busy.pop(actor_id)
         self.lent.pop(actor_id, None)
         self._waits_no_more(actor_id)
@@ -165,7 +164,7 @@ class Baton:
             self._end_actor(actor_id, b"")
 
     def _wait_may_end(self, actor_id: bytes) -> bool:
-        """Whether an actor's call may go on without all its objects."""
+        """Whether a call may go on without all its objects."""
         begun = self.busy[actor_id]
         return actor_id in self.may_end or begun in self.stopped or begun in self.mailbox.timed
 
@@ -191,7 +190,7 @@ class Baton:
     # -- ends --
 
     def is_killed(self, actor_id: bytes) -> bool:
-        """Whether an actor ends with its running call, without an outcome: its end is notified instead."""
+        """Whether it ends with its running call, without an outcome: its end is notified instead."""
         ending = self._ending.get(actor_id)
         return ending is not None and ending.how == KILL
 
@@ -200,7 +199,7 @@ class Baton:
         self._ending.setdefault(actor_id, ActorEnd(how, reason))
 
     def retire(self, actor_id: bytes, attempt: int, at_once: bool) -> bytes:
-        """End an actor. Return the running call to be stopped, or empty."""
+        """End an actor. Return the running call to stop, or empty."""
         known = self.mailbox.actors.get(actor_id)
         running = self.busy.get(actor_id, b"")
         if (known is None and not running) or (known is not None and known[1] != attempt):

@@ -37,7 +37,7 @@ DEPARTED_MAX = 1000
 
 
 class RetainedOutcome(NamedTuple):
-    """An outcome that its caller may not have received."""
+    """An outcome that its caller may lack."""
 
     number: int
     status: int
@@ -55,7 +55,7 @@ class HeldOutcome(NamedTuple):
 
 
 class CallLog:
-    """One actor's log in its present life."""
+    """One actor's log in this life."""
 
     def __init__(self, actor_id: bytes, attempt: int, every: int) -> None:
         self.actor_id = actor_id
@@ -73,7 +73,7 @@ class CallLog:
         """A call stopped in its middle: only a checkpoint can record its effects. It gets a row if none can be taken."""
         self.own = OwnCalls()
         self.retained: dict[bytes, dict[bytes, RetainedOutcome]] = {}
-        """Outcomes by caller and call, in order."""
+        """By caller and call, in order."""
         self.unrecorded: set[bytes] = set()
         """Calls whose values the scheduler has not recorded. Checkpoints wait for them: later no replay makes them."""
         self.progress = (0, 0)
@@ -174,7 +174,7 @@ class CallLog:
         self._acknowledgements.clear()
 
     def no_checkpoint(self) -> None:
-        """Record that no checkpoint can be taken: the next is due after as many calls again."""
+        """No checkpoint can be taken: the next is due after as many calls again."""
         self.checkpointed = self.number
         if self._torn is not None:
             self._rows.append(self._torn)
@@ -215,7 +215,7 @@ class CallLog:
         self._unsent.append(m.ReplayProgress(self.actor_id, done, total, tuple(self.retained) if done == total else ()))
 
     def repeated(self) -> list[m.Message]:
-        """What a restarted daemon may not have received."""
+        """What a restarted daemon may lack."""
         self._seal()
         self._unsent = []
         done, total = self.progress
@@ -307,7 +307,7 @@ class CallLog:
         return caller[:INCARNATION_BYTES] if node == home else caller if node else caller + here
 
     def _here(self, caller: bytes) -> bytes:
-        """The name here of a caller in the log."""
+        """A caller's name here."""
         if not self.places:
             return caller
         here, home = self.places

@@ -1,4 +1,4 @@
-"""When calls of this process's actors ran, reported now and then for the timeline."""
+"""When calls of this process's actors ran, for the timeline."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CallTrace:
         """Names by method id in traces."""
         self._ran: list[bytes] = []
         self._call_ids: list[bytes] = []
-        """Ids of the calls in ``_ran``, in the same order."""
+        """Ids of the calls in ``_ran``, in that order."""
         self._times: list[float] = []
 
     def add(self, call_id: bytes, actor_id: bytes, class_name: str, method: str, started: float, seconds: float) -> None:
@@ -43,7 +43,7 @@ class CallTrace:
         return len(self._ran) >= CALLS_MAX
 
     def take(self, took: list[Row]) -> m.CallTimes | None:
-        """Take the message, if any call has ended, with the rows of ``took`` (``Mailbox.took``)."""
+        """Take the message, if any call has ended, with the rows of ``Mailbox.took``."""
         if not self._ran:
             return None
         names = tuple((identifier, self._names[identifier]) for identifier in sorted(set(self._ran)))

@@ -1,6 +1,6 @@
-"""Outcomes of attempts that have ended: reported to the scheduler, and sent to drivers that submitted the task directly.
+"""Outcomes of ended attempts, for the scheduler, and for drivers that submitted the task directly.
 
-The value of such a task is sent to its driver at once; the scheduler receives the number of these values (decision 0016).
+Such a driver receives the value at once; the scheduler receives the number of these values (decision 0016).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _function = itemgetter(1)
 
 
 class CompletionBatch:
-    """Outcomes of attempts, in plain lists, since every task adds to them."""
+    """Outcomes in plain lists, since every task adds to them."""
 
     def __init__(self) -> None:
         self.attempts: list[int] = []
@@ -75,7 +75,7 @@ class Drivers:
 
     def __init__(self) -> None:
         self.sent: Counter[bytes] = Counter()
-        """Drivers that may submit tasks, each with the number of values sent to it."""
+        """Values sent to each driver that may submit tasks."""
         self._rows: dict[bytes, list[Row]] = {}
         """Values to send with the next frames, by driver. A driver with an empty list only needs its count sent to the scheduler."""
 
@@ -83,22 +83,22 @@ class Drivers:
         return driver in self.sent
 
     def accept(self, driver: bytes) -> m.DirectCounts:
-        """Accept tasks of a driver; return the message that confirms it to the scheduler."""
+        """Accept a driver; return the confirmation for the scheduler."""
         self.sent[driver] += 0
         return m.DirectCounts(driver, self.sent[driver])
 
     def queue_value(self, driver: bytes, task_id: bytes, outputs: Row) -> None:
-        """Queue a value for a driver; it leaves with the next frame."""
+        """Queue a value for the next frame."""
         self._rows.setdefault(driver, []).append((task_id, OK, outputs))
 
     def count_value(self, driver: bytes, task_id: bytes, outputs: Row) -> Send:
-        """Count a value for a driver; return the message to send at once."""
+        """Count a value; return the message to send at once."""
         self._rows.setdefault(driver, [])
         self.sent[driver] += 1
         return Send(CLIENT + driver, m.Results(((task_id, OK, outputs),)))
 
     def forget(self, driver: bytes) -> bool:
-        """Stop sending to a driver that has exited: messages to it would be repeated for ever. Return whether it was accepted."""
+        """Stop sending to an exited driver: messages would be repeated for ever. Return whether it was accepted."""
         self._rows.pop(driver, None)
         return self.sent.pop(driver, None) is not None
 
@@ -108,14 +108,14 @@ class Drivers:
         return bool(self._rows)
 
     def take_results(self) -> Iterator[Send]:
-        """Yield messages with values for drivers; they go ahead of all messages to the scheduler."""
+        """Messages with values; they go ahead of all to the scheduler."""
         for driver, rows in self._rows.items():
             if rows:
                 self.sent[driver] += len(rows)
                 yield Send(CLIENT + driver, m.Results(tuple(rows)))
 
     def take_counts(self, scheduler: Address) -> Iterator[Send]:
-        """Yield messages with counts for the scheduler; they go behind the completions of those tasks."""
+        """Messages with counts; they go behind the completions of those tasks."""
         rows, self._rows = self._rows, {}
         for driver in rows:
             yield Send(scheduler, m.DirectCounts(driver, self.sent[driver]))

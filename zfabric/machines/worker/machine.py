@@ -32,17 +32,17 @@ from zfabric.protocol.options import option
 from zfabric.protocol.trace import marked
 
 TIMES_UP = ("timeout", "run_timeout")
-"""Reasons to stop that are a TaskTimeoutError for the caller."""
+"""Reasons that are a TaskTimeoutError for the caller."""
 LEFT = "its actor ended itself"
 """Why calls beside the actor's end are stopped."""
 REPORTS = (m.Completed, m.Yielded)
-"""Reports that are repeated to a restarted daemon."""
+"""Repeated to a restarted daemon."""
 FROM_PEERS = (m.Call, m.SubmitDirect, m.OutcomesReceived, m.RelayedCalls, m.RelayedReceipt)
 """Messages of other processes. A checkpoint waits for none of them."""
 
 
 class Worker:
-    """The protocol side of one worker process."""
+    """One worker process's side."""
 
     def __init__(self, address: Address, config: Config) -> None:
         self.address = address
@@ -54,11 +54,11 @@ class Worker:
         self.call_trace = CallTrace()
         self.yields = Yields()
         self.baton: Baton | None = None
-        """The baton, if actors share this process."""
+        """If actors share this process."""
         self.beside = False
         """Whether calls run concurrently, not on the stack."""
         self.gate: Gate | None = None
-        """The gate of a concurrent actor with checkpoints."""
+        """Of a concurrent actor with checkpoints."""
         self.relocation: Relocation | None = None
         """Holds the calls of an actor that moves."""
         self.running_calls: dict[bytes, Item | Invocation] = {}
@@ -86,7 +86,7 @@ class Worker:
     # -- running --
 
     def begin(self, spare: Item | None = None) -> Item | Invocation | None:
-        """Claim the next item, which cannot be taken back then. For ``spare`` see ``TaskQueue.claim``."""
+        """Claim the next item, which cannot be taken back then. ``spare`` as in ``TaskQueue.claim``."""
         item: Item | Invocation | None
         if self.baton is not None:
             item = self._begin_next(self.baton)
@@ -156,7 +156,7 @@ class Worker:
         seconds: float,
         answered: bool = False,
     ) -> int:
-        """Record an attempt's outcome; return how many are unsent. ``answered``: its driver has it (see ``answer``)."""
+        """Record an attempt's outcome; return how many are unsent. ``answered``: its driver has it."""
         row = item.row
         if self.interrupts or status == INTERRUPTED:
             _, reason = self.interrupts.pop(row[0], (0, "cancelled"))
@@ -226,12 +226,12 @@ class Worker:
         self.baton.wait(actor_of(item), wanted, may_end)
 
     def take_baton(self, item: Item | Invocation) -> bool:
-        """Take the baton after a wait; False if it is not free: the caller asks again."""
+        """Take the baton after a wait; False if it is not free: ask again."""
         assert self.baton is not None
         return self.baton.take(actor_of(item))
 
     def refused(self, item: Item | Invocation, wanted: Sequence[bytes], needed: int, callee: Callee) -> bool:
-        """Whether this item's actor would wait for itself, with ``needed`` of these objects.
+        """Whether the item's actor would wait for itself, with ``needed`` of these objects.
 
         ``callee`` maps an object id to the actor whose call will make it, for calls that must run (``Calls.lasting``).
         """
@@ -248,7 +248,7 @@ class Worker:
         whole: bool = True,
         answered: bool = False,
     ) -> bool:
-        """Record a call's outcome; return whether it is held back (``Mailbox.ended``). ``answered``: its caller has it (see ``answer``)."""
+        """Record a call's outcome; return whether it is held back (``Mailbox.ended``). ``answered``: its caller has it."""
         baton = self.baton
         if baton is not None and item.method == FAREWELL:
             if self.running_calls.pop(item.row[0], None) is None:
@@ -464,7 +464,7 @@ class Worker:
         self.mailbox.acknowledged(source[1:], *message)
 
     def on_relayed_receipt(self, now: float, source: Address, message: m.RelayedReceipt) -> None:
-        """The same by a caller on another node."""
+        """The same by another node's caller."""
         self.mailbox.acknowledged(message.caller, message.actor_id, message.call_ids, message.others)
 
     def on_retire_actor(self, now: float, source: Address, message: m.RetireActor) -> None:
@@ -481,14 +481,14 @@ class Worker:
             self.interrupts[running] = (message.attempt, "killed")
 
     def on_drain_actor(self, now: float, source: Address, message: m.DrainActor) -> None:
-        """Hold calls: once running ones have ended, the actor moves. The request may be repeated."""
+        """Hold calls: once running ones have ended, the actor moves. May come again."""
         known = self.mailbox.actors.get(message.actor_id)
         if self.baton is None and self.relocation is None and known is not None and known[1] == message.attempt:
             self.relocation = Relocation(self.mailbox, now, self.config.quiesce_seconds if self.beside else 0.0)
             self._route_calls()
 
     def on_measure_calls(self, now: float, source: Address, message: m.MeasureCalls) -> None:
-        """Report for a time how long calls wait here."""
+        """Report for a time how long calls wait."""
         if isinstance(self.call_trace, MeasuredCallTrace):
             self.call_trace.until = now + message.seconds
         else:
@@ -504,11 +504,11 @@ class Worker:
 
     @property
     def measures(self) -> bool:
-        """Whether somebody measures how long calls wait."""
+        """Whether somebody measures waits."""
         return isinstance(self.call_trace, MeasuredCallTrace)
 
     def _route_calls(self) -> None:
-        """Choose handlers for arriving calls: the usual one pays nothing for the others."""
+        """Choose handlers for calls: the usual one pays nothing for the others."""
         for kind, handler in ((m.Call, self.mailbox.accept), (m.RelayedCalls, self.mailbox.accept_relayed)):
             accept: Handler = handler
             accept = accept if self.relocation is None else self._held(accept)
@@ -547,7 +547,7 @@ class Worker:
         return mailbox.actors.keys().isdisjoint(called)
 
     def relocate(self) -> m.ActorDrained:
-        """Let no call begin; return the message. Called once ``may_relocate``."""
+        """Let no call begin, once ``may_relocate``; return the message."""
         assert self.relocation is not None
         self.relocation.end()
         ((actor_id, (_, attempt)),) = self.mailbox.actors.items()
@@ -641,7 +641,7 @@ class Worker:
         return effects
 
     def connect(self, daemon: bytes) -> None:
-        """Send everything to this incarnation of the daemon."""
+        """Send everything to this incarnation."""
         self.scheduler = LOCAL_SCHEDULER + daemon
 
     def statistics(self) -> Mapping[str, float]:

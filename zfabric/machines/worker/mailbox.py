@@ -24,7 +24,7 @@ from zfabric.protocol.messages.rows import CALL_OPTIONS
 from zfabric.protocol.options import option
 
 STOPPED_MAX = 1000
-"""Stop requests retained for calls that have not arrived: more than are sent while a message travels."""
+"""Stop requests for calls that have not arrived: more than are sent while a message travels."""
 
 _BYTES = {bytes}
 Callee = Callable[[bytes], bytes | None]
@@ -41,7 +41,7 @@ class Mailbox:
         self.own = own
         """This process: the caller of calls between its actors."""
         self.actors: dict[bytes, Row] = {}
-        """Actor -> ``(task row, attempt)`` of what made it."""
+        """``(task row, attempt)`` of what made each."""
         self.queue: CallQueue = deque()
         self.groups: dict[str, deque[Invocation]] = {}
         """Calls of other concurrency groups, which do not wait for ``queue``."""
@@ -68,9 +68,9 @@ class Mailbox:
         """Exited callers get no outcomes."""
         self._returned: dict[bytes, list[Row]] = {}
         self._reported: dict[bytes, Row] = {}
-        """Outcomes that the scheduler has not confirmed."""
+        """Unconfirmed by the scheduler."""
         self._answered: set[bytes] = set()
-        """Calls of this process to itself whose outcomes have left but may not have arrived."""
+        """Calls of this process to itself whose outcomes may not have arrived."""
         self.took: list[Row] = []
         """(call id, dependencies) for the timeline."""
         self.relayed: dict[bytes, int] = {}
@@ -137,7 +137,7 @@ class Mailbox:
         self.accept(now, CLIENT + message.caller, m.Call(message.actor_id, attempt, tuple(rows)))
 
     def _answer(self, caller: bytes, call_id: bytes, status: int, outputs: Row) -> None:
-        """Send an outcome of concern only to the caller."""
+        """Send an outcome that concerns only the caller."""
         if node_of_caller(caller):
             self._report(call_id, caller, status, outputs, ())
         else:
@@ -197,7 +197,7 @@ class Mailbox:
         return (*logged, m.CallOutcomes(tuple(self._reported.values()))) if self._reported else tuple(logged)
 
     def has_ended(self, call_id: bytes) -> bool:
-        """Whether a call of this process to itself has an outcome that has not arrived."""
+        """Whether a call to itself has an outcome that has not arrived."""
         if call_id in self._answered or any(row[0] == call_id for row in self._returned.get(self.own, ())):
             return True
         return self.awaits_record(call_id)
@@ -213,7 +213,7 @@ class Mailbox:
         return never > len(wanted) - needed
 
     def forget_answered(self, pending: Container[bytes]) -> None:
-        """Now and then, forget sent outcomes of calls to itself that are not ``pending``."""
+        """Now and then, drop sent outcomes of calls to itself that are not ``pending``."""
         if self._answered:
             self._answered = {call_id for call_id in self._answered if call_id in pending}
 
@@ -235,7 +235,7 @@ class Mailbox:
     # -- logs --
 
     def _answer_again(self, log: CallLog, caller: bytes, row: Row) -> bool:
-        """Answer a repeated call by a retained outcome. Return False without one: the call runs."""
+        """Answer a repeated call by a retained outcome. False without one: the call runs."""
         call_id = row[0]
         kept = log.answer(caller, call_id)
         if kept is None:
@@ -258,7 +258,7 @@ class Mailbox:
             self._leave(item, status, outputs, contained)
 
     def acknowledged(self, caller: bytes, actor_id: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
-        """Release outcomes that a caller has acknowledged."""
+        """Release acknowledged outcomes."""
         log = self.logs.get(actor_id)
         if log is not None:
             log.acknowledged(caller, call_ids, others)
@@ -275,7 +275,7 @@ class Mailbox:
             del self.stopped[next(iter(self.stopped))]
 
     def stop(self, call_id: bytes, reason: str) -> bool:
-        """Answer that a queued call was stopped. Return False if it has begun, or is not here."""
+        """Answer that a queued call was stopped. False if it has begun, or is not here."""
         queues: tuple[CallQueue, ...] = (self.queue, *self.groups.values(), self.held)
         queue, found = next(((queue, item) for queue in queues for item in queue if item.row[0] == call_id), (None, None))
         if queue is None or found is None:
@@ -315,7 +315,7 @@ class Mailbox:
         return self.shared
 
     def drop(self, queues: ActorQueues, actor_id: bytes) -> None:
-        """Drop an actor's queued calls: the scheduler notifies callers of its end."""
+        """Drop an actor's queued calls: the scheduler notifies callers."""
         for item in queues.of(actor_id):
             self.timed.pop(item.row[0], None)
             self.relayed.pop(item.row[0], None)
@@ -333,7 +333,7 @@ class Mailbox:
 
     @property
     def unsent(self) -> bool:
-        """Whether outcomes or log rows wait to be sent."""
+        """Whether outcomes or log rows wait."""
         return bool(self._returned or self._unsent_reports) or (bool(self.logs) and any(log.unsent for log in self.logs.values()))
 
     def take_sends(self, scheduler: Address) -> Iterator[Send]:

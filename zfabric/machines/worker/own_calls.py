@@ -30,7 +30,6 @@ class OwnCalls:
         self.needed: dict[bytes, Row] = {}
         """Endings whose values only waiting calls need."""
         self._needs: Counter[bytes] = Counter()
-        """Call -> how many waiting calls need it."""
         self._made: list[Row] = []
         self._noted: set[bytes] = set()
         """Waiting calls that a row or checkpoint has, or will."""
@@ -54,7 +53,7 @@ class OwnCalls:
         return (*self.needed.items(), *self.waiting.values())
 
     def ended(self, call_id: bytes, ending: Row, logged: bool = True) -> None:
-        """Record a call's ending. ``logged``: it has a row."""
+        """Record an ending. ``logged``: it has a row."""
         row = self.waiting.pop(call_id, None)
         if row is None:
             return
@@ -106,7 +105,7 @@ def _needed_by(row: Row) -> set[bytes]:
 
 
 def named_by(rows: Iterable[Row]) -> list[bytes]:
-    """What such rows need: arguments, refs inside them, refs inside errors of notes."""
+    """Arguments, refs inside them, refs inside errors of notes."""
     named: list[bytes] = []
     for row in rows:
         if is_note(row):

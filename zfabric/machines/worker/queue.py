@@ -1,4 +1,4 @@
-"""Tasks that have not begun. The scheduler may take them back; then their places are released."""
+"""Unbegun tasks. The scheduler may take them back; then their places are released."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _row_of(entry: Entry) -> Row:
 
 
 class TaskQueue:
-    """One worker's tasks that have not begun."""
+    """One worker's unbegun tasks."""
 
     def __init__(self) -> None:
         self.queue: deque[Entry] = deque()
@@ -118,7 +118,7 @@ class TaskQueue:
             self.returned_places += [(identifier, value) for identifier, value in _places_of(entry) if type(value) is tuple]
 
     def unread(self) -> tuple[Row, ...]:
-        """Places that came with queued tasks, not yet counted by the client: as in ``Pinned``."""
+        """Places of queued tasks, not yet counted by the client: as in ``Pinned``."""
         pairs = [pair for entry in (*self.inline, *self.queue) for pair in _places_of(entry)]
         return tuple((identifier, *place) for identifier, place in pairs if type(place) is tuple)
 

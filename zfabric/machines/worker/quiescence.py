@@ -23,7 +23,7 @@ from zfabric.protocol.messages import Row
 OPEN, CLOSED, QUIET, TAKING = "open", "closed", "quiet", "taking"
 """Calls may begin; wait for running ones; none runs; the checkpoint is being taken."""
 PAUSE = 20.0
-"""The gate stays open for so many times the closed time: calls are held back for 5 % of the time."""
+"""Open for so many times the closed time: calls are held back for 5 % of the time."""
 
 
 class CheckpointLog(CallLog):
@@ -69,7 +69,7 @@ class CheckpointLog(CallLog):
             self._unsent.append(m.CallCounts(self.actor_id, self.number, waits_for))
 
     def repeated(self) -> list[m.Message]:
-        """What a restarted daemon may not have received."""
+        """What a restarted daemon may lack."""
         return [*super().repeated(), m.CallCounts(self.actor_id, *self._counted)]
 
 
@@ -83,7 +83,7 @@ class Gate:
         self.opens_at: float | None = None
         """When the gate opens even if calls still run."""
         self.in_vain = False
-        """Whether the gate has opened in vain for the first time. The shell warns, and resets this."""
+        """Whether it has opened in vain for the first time. The shell warns, and resets this."""
         self._warned = False
         self._running: set[bytes] = set()
         self._outlasted: set[bytes] = set()
@@ -138,7 +138,7 @@ class Gate:
             self._again_at = now + PAUSE * self.patience
 
     def take(self) -> bool:
-        """Return True to the first caller at a quiet moment, who takes the checkpoint."""
+        """True for the first caller at a quiet moment, who takes the checkpoint."""
         if self.state is not QUIET:
             return False
         self.state = TAKING

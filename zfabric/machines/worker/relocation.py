@@ -1,8 +1,8 @@
 """An actor that moves, since its node is drained: running calls end here, all others run there.
 
-Calls that wait or arrive are held. The process ends once nothing runs and callers have all outcomes; they send other calls to the next
-life. The process's own calls are not held: nobody would send them again. A concurrent call may wait for a held one, so calls are held for a
-while, let through for as long, then held for twice as long: waiting calls end in the pauses, and some hold outlasts any other call.
+The process ends once nothing runs and callers have all outcomes; they send other calls to the next life. The process's own calls are not
+held: nobody would send them again. A concurrent call may wait for a held one, so calls are held for a while, let through for as long, then
+held for twice as long: waiting calls end in the pauses, and some hold outlasts any other call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from zfabric.protocol.options import option
 
 
 class Relocation:
-    """Holds an actor's calls. ``patience`` is the first hold's seconds, 0 if calls run one at a time."""
+    """Holds calls. ``patience`` is the first hold's seconds, 0 if calls run one at a time."""
 
     def __init__(self, mailbox: Mailbox, now: float, patience: float) -> None:
         self.mailbox = mailbox

@@ -8,14 +8,14 @@ from zfabric.protocol import messages as m
 
 
 class BlockedStack:
-    """A worker's waits, from the bottom of the stack."""
+    """From the bottom of the stack."""
 
     def __init__(self) -> None:
         self.blocked: list[m.Blocked] = []
         self._awaits: dict[bytes, m.WaitDetails] = {}
         """Further reports by id."""
         self.changes = 0
-        """How many ``Blocked`` and ``Unblocked`` were sent; the scheduler counts them, too."""
+        """``Blocked`` and ``Unblocked`` sent; the scheduler counts them, too."""
 
     def __len__(self) -> int:
         return len(self.blocked)

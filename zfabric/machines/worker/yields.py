@@ -1,4 +1,4 @@
-"""The worker's side of streams: values on their way, and how many each may yield."""
+"""The worker's side of streams: values on their way, and how many may come."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zfabric.protocol.messages import CLOSE, Row
 
 
 class Yields:
-    """All streams that this worker has begun."""
+    """The streams that this worker has begun."""
 
     def __init__(self) -> None:
         self.open: dict[bytes, deque[Row]] = {}
