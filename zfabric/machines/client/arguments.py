@@ -1,8 +1,7 @@
-"""Large arguments of calls, of which only the actor that copies them has been notified.
+"""Large arguments of calls, of which only the actor that copies them has been notified (decision 0004).
 
-Its caller writes such a value into a grant of its own, and the call names the place. If the outcome comes soon, the room is used again,
-without scheduler or store. The value is reported once it is more than an argument under way: the actor is elsewhere, or is to fetch it;
-much is under way, or for long; the store wants room.
+Its caller writes such a value into a grant of its own, and uses the room again if the outcome comes soon. The value is reported once the
+actor is elsewhere, or is to fetch it; much is under way, or for long; or the store wants room.
 """
 
 from __future__ import annotations

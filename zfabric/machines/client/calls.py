@@ -196,7 +196,6 @@ class Calls:
         self.queued += 1
 
     def _advance(self, target: Target) -> None:
-        """Send an actor's sendable calls, in order."""
         self.blocked.pop(target, None)
         for order, lane in list(target.lanes.items()):
             self._send_lane(target, lane)
@@ -207,7 +206,6 @@ class Calls:
             self._release_if_done(target)
 
     def _release_if_done(self, target: Target) -> None:
-        """Release a dropped handle without pending calls."""
         if not target.sent and not target.waits:
             target.leaving = False
             self._objects.dropped.append(target.handle)
@@ -307,7 +305,6 @@ class Calls:
         target.put_first([self._unpark(target, call_id) for call_id in list(target.parked)])
 
     def _try_parked(self, call_id: bytes) -> None:
-        """Send a parked call that waits no longer."""
         target = self.pending.get(call_id)
         if target is None or call_id not in target.parked:
             return

@@ -41,7 +41,6 @@ class ObjectTable:
     def __init__(self, outbox: Outbox) -> None:
         self.entries: dict[bytes, ObjectEntry | Row | bytes] = {}
         self.fetching: set[bytes] = set()
-        """Requested objects that have not arrived."""
         self.gets: dict[int, Sequence[bytes]] = {}
         """Objects of each ``get``: none is unpinned before all have arrived, or they would displace each other."""
         self.watchers: dict[bytes, list[Callable[[bytes], None]]] = {}

@@ -19,7 +19,6 @@ class Pins:
     def __init__(self, referred: Container[bytes], unpin: Callable[[bytes], None]) -> None:
         self.counts: Counter[bytes] = Counter()
         self.places: dict[bytes, Place] = {}
-        """Where the pinned objects are."""
         self.views: Counter[bytes] = Counter()
         """Live values that look into each object."""
         self._referred = referred

@@ -15,7 +15,6 @@ class Queries:
         self.asked: dict[int, m.Query] = {}
         """Unanswered ones; a restarted daemon has not received them."""
         self.answers: dict[int, m.Answer] = {}
-        """Answers that nobody has taken yet."""
         self._outbox = outbox
         self._direct = direct
         self._next_token = 1

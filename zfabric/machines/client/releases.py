@@ -158,7 +158,6 @@ class Releases:
         return shared or identifier in retained.needed or identifier in retained.containing or identifier in self._last.here
 
     def _release(self, identifier: bytes, entry: ObjectEntry) -> None:
-        """Release what tables hold besides the entry."""
         retained = self._retained
         if entry.row is None:
             self._tasks.forget_cancelled(identifier)

@@ -1,8 +1,7 @@
-"""The client's room in the arena: requests to the object store, its answers, and the resulting grants.
+"""The client's room in the arena: requests to the object store, its answers, and the resulting grants (decision 0001).
 
-A large object gets room of its own; smaller ones share grants. A busy process requests the next grant while it writes into the last
-(``ahead``), and each time a larger one (``wish``). Without room for grants, each object has room of its own, perhaps a file. A process that
-writes no more returns surplus grants (``rest``). The client's lock is held.
+A large object gets room of its own; smaller ones share grants. Without room for grants, each object has room of its own, perhaps a file.
+The client's lock is held.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ class Reservations:
     def __init__(self, config: Config, token: Callable[[], int], send: Callable[[m.Message], None]) -> None:
         self.grants = Grants()
         self.requests: dict[int, m.Reserve] = {}
-        """Unanswered requests."""
         self.answers: dict[int, m.Granted | m.NoSpace] = {}
         """Answers not taken yet."""
         self.ahead = 0

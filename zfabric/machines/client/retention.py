@@ -141,7 +141,6 @@ class PassedReferences:
         """Passed on before it."""
 
     def __bool__(self) -> bool:
-        """Whether any refs are kept."""
         return bool(self._recent or self._older)
 
     def add(self, identifiers: Collection[bytes]) -> None:

@@ -44,7 +44,6 @@ class Target:
         self.address: Address = b""
         """Where calls go: its process, or the local scheduler for another node."""
         self.attempt = 0
-        """Attempt number of its present life."""
         self.failure = b""
         self.unordered = False
         """Whether it runs several calls at once: none waits for another's arguments."""
@@ -112,7 +111,6 @@ class CallExtras:
 
     def __init__(self) -> None:
         self.returns = 1
-        """Number of its values."""
         self.ahead: int | None = None
         """How many values its stream may be ahead (0: as configured); None without a stream."""
         self.held: tuple[bytes, ...] = ()

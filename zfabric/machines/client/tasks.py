@@ -38,7 +38,6 @@ class Tasks:
     ) -> None:
         self.functions: dict[bytes, Row] = {}
         self.unfinished = 0
-        """Number of tasks without an outcome."""
         self.several: dict[bytes, tuple[Row, int]] = {}
         """Rows of tasks without exactly one value, and numbers of values."""
         self.cancelled: dict[bytes, tuple[bool, bool]] = {}
@@ -46,7 +45,6 @@ class Tasks:
         self.submitted: deque[tuple[Row, CallTerms | None]] = deque()
         """Rows of tasks, and of calls with terms, for ``take_up``."""
         self._classes: set[bytes] = set()
-        """Functions whose tasks make actors."""
         self._objects = objects
         self._entries = objects.entries
         self._outbox = outbox

@@ -53,7 +53,6 @@ class Link:
         self.repeat = repeat
         self.received = 0
         self.acknowledged = 0
-        """The newest acknowledged frame."""
         self._sent: deque[tuple[int, Body]] = deque()
         self._early: dict[int, Body] = {}
         self._parts: dict[int, bytes] = {}

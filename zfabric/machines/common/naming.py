@@ -39,7 +39,6 @@ class Namer:
         self.salt = salt + salt_of(attempt)
         self._counter = count()
         self._later: dict[int, bytes] = {}
-        """Prefixes beyond the first ``CHILDREN_MAX`` children, by epoch."""
         self._prefix = child_prefix(job, parent, 0, self.salt)
         self._puts = PutNamer(job, parent, salt, attempt)
 

@@ -33,7 +33,6 @@ class Sample(NamedTuple):
     ended: tuple[tuple[str, int], ...]
     """By function; of the others under the empty name."""
     failed: int
-    """Those of them that failed."""
     calls: int
     running: float
     """Workers that ran a task."""
@@ -46,12 +45,10 @@ class Sample(NamedTuple):
     cpus_used: float
     """CPUs that tasks and actors held."""
     memory: float
-    """Used share of the machine's memory."""
     store: float
     spilled: float
     """Bytes of values on disk."""
     copied: int
-    """Bytes of values from other nodes."""
 
 
 MEANS = ("running", "unfinished", "waiting", "cpu", "cpus_used", "memory", "store", "spilled")

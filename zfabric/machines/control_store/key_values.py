@@ -42,7 +42,6 @@ ANSWERS_MOST = 1000
 PAGE_KEYS = 1000
 """Most keys per answer to ``ListKeys``: at most 4 MiB."""
 PAGE = 256
-"""Rows read at a time."""
 
 Change = m.PutKey | m.PutPart | m.DropUpload | m.DeleteKeys
 Question = m.GetKey | m.ListKeys
@@ -51,8 +50,6 @@ Write = Callable[[float, str, bytes, bytes | None], None]
 
 
 class _Entry(NamedTuple):
-    """A key's row."""
-
     key: bytes
     version: bytes
     size: int
@@ -349,5 +346,4 @@ def _parts(size: int) -> int:
 
 
 def _costs(row_key: bytes, entry: _Entry) -> int:
-    """The bytes counted for a key."""
     return KEY_COSTS + len(row_key) + max(0, len(entry.key) - HEAD_BYTES) + entry.size

@@ -69,7 +69,6 @@ class _Transaction:
         """The event table's size once this is committed."""
 
     def write(self, table: str, key: bytes, value: bytes | None) -> None:
-        """Put or delete one row."""
         self.rows[table, key] = value
         self.tables.add(table)
         self.size += len(key) + len(value or b"")
@@ -356,7 +355,6 @@ class ControlStore:
         return self._reader.get(table, key)
 
     def _pending(self, table: str) -> list[bytes]:
-        """A table's keys with uncommitted changes."""
         under_way = (each for each in (self._gathered, self._in_flight) if each is not None and each.touches(table))
         return [key for transaction in under_way for other, key in transaction.rows if other == table]
 

@@ -1,8 +1,6 @@
-"""The global scheduler: one shard that places spilled tasks by the nodes' heartbeats.
+"""The global scheduler: one shard that places spilled tasks by the nodes' heartbeats (decision 0031).
 
 It retains no task: homes ask again for what was placed nowhere. So no task is lost when a shard restarts, nor overlooked when a node joins.
-A new shard is complete after one heartbeat per node.
-
 Between heartbeats, placed tasks count as queued on their node; else the next batches would pile up there. A silent node's home did not send
 them (a lost answer, an unknown node), and they count no longer.
 """

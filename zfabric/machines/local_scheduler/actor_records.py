@@ -37,7 +37,6 @@ class ActorRecord:
         self.namespace = namespace
         self.name: str = task.option("name") or ""
         self.arguments: set[bytes] = set()
-        """Objects retained for restarts."""
         self.state = CREATING
         self.worker: WorkerRecord | None = None
         self.lived_before = False
@@ -51,12 +50,10 @@ class ActorRecord:
         self.ending: RetireActor | StopDelegated | None = None
         """The request to end this life, in case its node's daemon is restarted."""
         self.unreferenced = False
-        """Whether its last handle was dropped."""
         self.retire_at: float | None = None
         self.returning = False
         """Whether another node may yet report it; callers are not notified meanwhile."""
         self.watchers: set[bytes] = set()
-        """Processes notified of its location."""
 
     @property
     def id(self) -> bytes:
@@ -163,7 +160,6 @@ class RemoteActorRecord:
         self.killed: KillActor | None = None
         """The request to end this life, in case the home's daemon is restarted."""
         self.watchers: set[bytes] = set()
-        """Processes here that call it."""
 
 
 class LogBlock(NamedTuple):
@@ -242,13 +238,11 @@ class ActorLog:
         self.stray: list[LogBlock] = []
         """Checkpoints that lack parts."""
         self.last = 0
-        """The last reported call."""
         self.writing: deque[Writing] = deque()
         self.failed: deque[Writing] = deque()
         """Those that the control store failed to write."""
         self.retry_at: float | None = None
         self.trouble = ""
-        """Why the control store fails, or empty."""
         self.replayed = self.to_replay = 0
         self.ended = 0
         """Without a log: the last reported number of ended calls."""
@@ -257,7 +251,6 @@ class ActorLog:
         self.waits_for = 0
         """Without a log: calls that run while a checkpoint is due."""
         self.lost = 0
-        """Calls whose effects restarts have lost."""
         self.adopted = False
         """Whether an earlier scheduler may have counted more."""
 

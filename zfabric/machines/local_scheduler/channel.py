@@ -103,7 +103,6 @@ class PeerOutbox:
 
     def __init__(self) -> None:
         self.next = 1
-        """Number of the next message."""
         self.retained: deque[Retained] = deque()
 
     def __iter__(self) -> Iterator[Sent]:
@@ -164,7 +163,6 @@ class PeerInbox:
         self.callers: dict[bytes, CallerReceipt] = {}
         """Processes here that may lack outcomes."""
         self.requested = False
-        """Whether receipts were requested for the next acknowledgement."""
 
 
 class CallerReceipt:

@@ -655,7 +655,6 @@ class LocalScheduler:
             self.draining.answer()
 
     def _send_results(self) -> None:
-        """Send processes their new outcomes."""
         tables = self.tables
         for process in tables.touched:
             rows, process.results = process.results, []

@@ -385,7 +385,6 @@ class ReferenceWatch:
 
     def __init__(self) -> None:
         self.watchers: set[bytes] = set()
-        """Processes here, and nodes."""
         self.asked: set[bytes] = set()
         """Nodes that have not answered."""
         self.former = b""
@@ -609,7 +608,6 @@ class StreamRecord:
         self.values = 0
         """Values with records, which retain the task's row."""
         self.closed = False
-        """Whether its last ref was dropped."""
         self.reached = (0, 0)
         """(attempt, values yielded), as far as is known."""
         self.cut: int | None = None
@@ -680,7 +678,6 @@ class TaskExtras:
         self.unresolved = 0
         self.waits_since = 0.0
         self.retries = 0
-        """Attempts after the first."""
         self.rebuilt = False
         """Whether it runs for a lost value. Only force cancels it then."""
         self.crashes = 0
@@ -698,7 +695,6 @@ class TaskExtras:
         self.stays = False
         """Whether it must run at home: its result cannot travel."""
         self.recursively = False
-        """Whether to stop children elsewhere."""
         self.running_on: WorkerRecord | None = None
         """A worker that still runs it after its outcome."""
         self.history: list[str] = []
@@ -772,7 +768,6 @@ class FunctionRecord:
         self.mean: float | None = None
         """Average running time in seconds, exponential; None before the first run."""
         self.result_bytes = 0.0
-        """Largest recent result in bytes; 0 if small."""
         self.cost: float | None = None
         """Seconds of a prefetch per task: its running time, and more for large results."""
         self.received = 0
@@ -783,7 +778,6 @@ class FunctionRecord:
         """Failed tasks, even if they never ran."""
         self.waiting = 0
         self.shared: bool = self.actor is not None and option(options, "lightweight", False)
-        """Whether its actors share processes."""
         self.concurrency: int = option(options, "max_concurrency", 0) if self.actor is None else 0
         """Tasks that run at once in an event loop; 0: one, on the stack."""
         self.inline: bool = option(options, "inline", True) and not self.concurrency
@@ -876,7 +870,6 @@ class ShapeQueue:
         """Whether its tasks are dealt out to nodes, and not dispatched here."""
         self.group: GroupTerm | None = group_of(self.strategy)
         self.only = only_node(self.strategy)
-        """The only node for its tasks, or empty."""
         self.pool: ResourcePool | GroupPool = NO_POOL
         """Resources of the node, or of bundles."""
         self.job = job
@@ -891,7 +884,6 @@ class ShapeQueue:
         self.environment = environment
         self.token = token
         self.gpus: int = dict(demand).get("GPU", 0)
-        """GPUs of the demand, in 1/10,000."""
         self.light = all(name == "CPU" and amount <= RESOURCE_UNIT for name, amount in demand)
         """Whether the CPU that a blocked worker lends is enough: its tasks may run on top."""
         self.consumers: deque[TaskRecord] = deque()
@@ -901,16 +893,13 @@ class ShapeQueue:
         self.tasks: deque[TaskRecord] = deque()
         """The others, in order: with no inputs, or small ones that existed on arrival."""
         self.passed_since: float | None = None
-        """Since when consumers have gone first."""
         self.stopped = 0
         self.leased: dict[bytes, WorkerRecord] = {}
-        """Workers that lease its resources, by token."""
         self.feasible: bool | None = None
         """Whether this node, if idle, could run its tasks; None if unchecked."""
         self.infeasible_since: float | None = None
         self.warned = False
         self.placed = False
-        """Whether a node was asked for."""
 
     def __len__(self) -> int:
         return len(self.consumers) + len(self.tasks)
@@ -1108,14 +1097,11 @@ class WorkerRecord:
         self.queue: ShapeQueue | None = None
         self.demand: Demand = ()
         self.pool: ResourcePool = NO_POOL
-        """Where its demand was acquired."""
         self.gpus: tuple[int, ...] = ()
         """Its GPUs, until it exits."""
         self.used = False
         self.inflight: dict[bytes, TaskRecord] = {}
-        """Tasks assigned, in the order of running."""
         self.work = 0.0
-        """Estimated seconds of these."""
         self.functions: set[bytes] = set()
         self.direct: DirectLease | None = None
         """A driver's direct lease, perhaps ended and still in use."""
@@ -1194,7 +1180,6 @@ class NodeRecord(WorkerRecord):
         self.resources = resources
         self.labels = labels
         self.draining = False
-        """Whether nothing new is placed there."""
         self.full: dict[Demand, float] = {}
         """As home: demands without room there, and until when they are not tried."""
         self.reclaimable = False

@@ -88,9 +88,7 @@ class Tables:
         self.bundles: dict[bytes, dict[int, Bundle]] = {}
         """Bundles here, reserved or about to be, by group and index."""
         self.known_groups: dict[bytes, KnownGroup] = {}
-        """Placement groups that tasks here name."""
         self.draining = False
-        """Whether this node is being drained."""
         self.reserving = False
         """Whether a bundle waits for resources; no lease is prolonged."""
         self.first_attempt = first
@@ -107,13 +105,10 @@ class Tables:
         self.config = config
         self.tasks: dict[bytes, TaskRecord] = {}
         self.failures: dict[bytes, TaskRecord] = {}
-        """Ended tasks with an error for a value."""
         self.objects: dict[bytes, ObjectRecord] = {}
         """``put`` values, and values of tasks with several returns."""
         self.watches: dict[bytes, ReferenceWatch] = {}
-        """Watched objects."""
         self.streams: dict[bytes, StreamRecord] = {}
-        """Streams that may be read, by task id."""
         self.processes: dict[bytes, ProcessRecord] = {}
         self.workers: dict[bytes, WorkerRecord] = {}
         self.nodes: dict[bytes, NodeRecord] = {}
@@ -192,7 +187,6 @@ class Tables:
         self.resident: dict[int, int] = {}
         """Resident bytes by pid, measured by the shell for a query."""
         self.ended_jobs: deque[JobRecord] = deque(maxlen=ENDED_JOBS_MOST)
-        """Jobs ended since the last sample."""
         self.copied_bytes: Counter[bytes] = Counter()
         """Bytes copied here, by source; empty if several were asked."""
         self.effects: list[Effect] = []
@@ -207,7 +201,6 @@ class Tables:
         self.durable_wanted: list[tuple[bytes, str]] = []
         """Durable values to read, and why."""
         self.durable_freed: list[bytes] = []
-        """Durable values to delete."""
         self.absorbed: list[m.Row] = []
         self.sealed: list[m.Row] = []
         self.freed: list[bytes] = []

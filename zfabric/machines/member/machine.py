@@ -68,7 +68,6 @@ class Member:
         self._began: float | None = None
         self._ask_at = 0.0
         self._asked: dict[int, float] = {}
-        """Unanswered requests, by number."""
         self._number = 0
         self._version = 0
         self.silent = False

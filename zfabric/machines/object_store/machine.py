@@ -1,11 +1,8 @@
-"""The object store: who may write, read and move which bytes of the node's arena.
+"""The object store: who may write, read and move which bytes of the node's arena (decisions 0001 and 0004).
 
 A *grant* is one process's right to write a range. A ``Sealed`` row makes a part an *object*. Without refs (``Free``), readers (pins) and
 copying (spilling), an object becomes *free space*, ready or cold (``common.extents``). These, and what is being made ready, always tile the
-arena exactly (``check_invariants``).
-
-Pins are counted, by ``Located`` rows less mentions in ``Unpin``. With a set, an ``Unpin`` that crosses a second ``Located`` would leave a
-reader without a pin.
+arena exactly (``check_invariants``). Pins are counted, by ``Located`` rows less mentions in ``Unpin``.
 
 States of an object: *sealed*, *spilling* (being copied to disk), *spilled* (on disk only), *waiting* for room, *restoring* (being read
 back), sealed again. Inline values that move into the arena wait, too. The copy on disk stays, so that another eviction is free.

@@ -27,7 +27,6 @@ LOOK_EVERY = 0.5
 STALL_SECONDS = 1.0
 """Seconds of a pause after which leases begin anew: renewals may be unread."""
 NODES_MAX = 4096
-"""Most nodes of one cluster."""
 RETRY_EVERY = 1.0
 
 
@@ -41,7 +40,6 @@ class _Node:
         """The row of ``NodeTable``."""
         self.durable = durable
         self.deadline = deadline
-        """The end of the lease."""
         self.condemned = ""
         """Why the lease is not renewed."""
         self.ending = ""
@@ -181,7 +179,6 @@ class Registry:
             del self._admitted[next(each for each in self._admitted if each not in self._nodes)]
 
     def _row(self, message: m.Join, number: int) -> Row:
-        """A joining node's row of ``NodeTable``."""
         others = {node.row[2] for identifier, node in self._nodes.items() if identifier != message.node}
         name = message.name if message.name not in others else f"{message.name}-{number}"
         where = (message.address, message.transfer, message.key)

@@ -31,7 +31,6 @@ class Probes:
     def __init__(self, patience: float, first_number: int) -> None:
         self._patience = patience
         self.number = first_number
-        """The last probe's number."""
         self.until: float | None = None
         """When it ends without all answers; None without a probe."""
         self._answers: dict[bytes, frozenset[bytes]] = {}

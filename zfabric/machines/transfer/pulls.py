@@ -1,9 +1,8 @@
-"""The reader's side: values that this node copies from others.
+"""The reader's side: values that this node copies from others (decision 0032).
 
 A pull reserves room for the whole value, then makes *requests*, one per source. The first answered by a chunk goes on; the others are
-stopped. Chunks are accepted in order, from each token used lately: those under way when a request is repeated are not lost. After a gap, or
-silence, a new request asks for the rest, after silence of another source if possible. Nothing ends by the clock: the registry declares
-sources dead (``NodeTable``).
+stopped. Chunks are accepted in order, from each token used lately: those under way when a request is repeated are not lost. After silence
+another source is asked, if possible. Nothing ends by the clock: the registry declares sources dead (``NodeTable``).
 
 All chunks under way from a source are bounded (``transfer_credit``). Each request may have at least one, so that it can be served once it
 is first at its source.
@@ -102,7 +101,6 @@ class Pulls:
         self._sealing: dict[bytes, PullRecord] = {}
         """Pulls with every byte."""
         self._rooms: dict[int, PullRecord] = {}
-        """Pulls that wait for room, by token."""
         self._unrequested: dict[bytes, PullRecord] = {}
         """Pulls with room and no request, for want of credit or a source."""
         self._hungry: dict[int, Request] = {}
@@ -274,7 +272,6 @@ class Pulls:
             self._tell(request.source, m.StopWant(request.token, complete))
 
     def _unasked(self, pull: PullRecord) -> Iterator[bytes]:
-        """Sources without a request, from the next on."""
         count = len(pull.sources)
         for step in range(count):
             source = pull.sources[(pull.next_source + step) % count]

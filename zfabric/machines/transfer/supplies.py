@@ -1,11 +1,11 @@
-"""The source's side: values of this node that other agents read.
+"""The source's side: values of this node that other agents read (decision 0032).
 
 A wanted value is pinned (and so restored, if spilled) until nobody wants it and none of its bytes is on its way out. Wants are served in
 order, for a few nodes at a time (``transfer_readers``); others are queued, and notified. A value of one chunk counts as served once that is
 on its way: a reader without it asks again. A larger one's reader reports that it is complete.
 
-Each complete copy serves others: its reader gets some queued readers, an equal share for each node that has the value or soon will. So no
-further reader is served while one has more than half of the value.
+A complete copy's reader gets some queued readers, an equal share for each node that has the value or soon will. So no further reader is
+served while one has more than half of the value.
 """
 
 from __future__ import annotations
@@ -81,7 +81,6 @@ class Supplies:
         self._supplies: dict[bytes, Supply] = {}
         self._wants: dict[tuple[bytes, int], Delivery] = {}
         self._queue: dict[tuple[bytes, int], Delivery] = {}
-        """Wants not served yet, in order."""
         self._served: dict[tuple[bytes, int], Delivery] = {}
         self._ready: dict[tuple[bytes, int], Delivery] = {}
         """Served wants, perhaps with something to send."""
@@ -229,7 +228,6 @@ class Supplies:
                     self._ready.update(((each.reader, each.token), each) for each in supply.readers.values() if each.served)
 
     def _refuse(self, supply: Supply, reason: str) -> None:
-        """Notify readers that there is no copy."""
         for delivery in list(supply.readers.values()):
             self._tell(delivery.reader, m.Unavailable(delivery.token, reason[:REASON_MAX]))
             self._remove(delivery)

@@ -44,14 +44,12 @@ class Baton:
     def __init__(self, mailbox: Mailbox, stopped: Container[bytes]) -> None:
         self.mailbox = mailbox
         self.stopped = stopped
-        """Begun calls to stop."""
         self.queues = mailbox.share()
         self.running = b""
         """The call, or task that makes an actor, with the baton; or empty."""
         self.busy: dict[bytes, bytes] = {}
         """Actor -> its begun call; never two."""
         self.wanted: dict[bytes, tuple[bytes, ...]] = {}
-        """Object ids each blocked actor waits for."""
         self.may_end: set[bytes] = set()
         """Actors whose call may go on without all of ``wanted``."""
         self.lent: dict[bytes, list[tuple[bytes, ...]]] = {}
@@ -131,7 +129,6 @@ class Baton:
                 del self.lent[actor_id]
 
     def _pass_on(self) -> None:
-        """Pass the baton on after an end or wait."""
         self.running = b""
         if self.returning:
             self.on_free(next(iter(self.returning)))

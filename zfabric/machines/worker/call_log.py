@@ -1,8 +1,7 @@
-"""An actor's call log: a call is durable before its outcome leaves, and runs again after a restart.
+"""An actor's call log: a call is durable before its outcome leaves, and runs again after a restart (decision 0013).
 
-A *logged* actor (``checkpoint_every``) numbers its calls over all its lives. A call's end appends its row. Rows leave as a block with the
-next flush, and outcomes are held back until its commit, while further calls run. ``readonly`` calls have no row; their outcomes wait for
-the rows before, whose effects they may show.
+Calls are numbered over all lives. Rows leave as a block with the next flush, and outcomes are held back until its commit. ``readonly``
+calls have no row; their outcomes wait for the rows before, whose effects they may show.
 
 An outcome is *retained* until its caller acknowledges it (``OutcomesReceived``). Callers repeat to a restarted actor what has no outcome; a
 retained one answers, so no call runs twice. Checkpoints have the retained outcomes, rows the acknowledgements: both outlive the process.
@@ -126,7 +125,6 @@ class CallLog:
             self._refs += self._others((*fetched, *option(item.options, "contains", ())))
 
     def _retain(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> tuple[bytes | None, ...]:
-        """Retain an outcome; return plain outputs."""
         call_id = item.row[0]
         plain = plain_outputs(outputs, contained)
         if None in plain:
@@ -299,7 +297,6 @@ class CallLog:
         return state, rows
 
     def _stored(self, caller: bytes) -> bytes:
-        """A caller's name in the log."""
         if not self.places:
             return caller
         here, home = self.places

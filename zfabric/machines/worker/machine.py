@@ -76,7 +76,6 @@ class Worker:
         """Reports that the previous daemon may not have received."""
         self.counts: Counter[str] = Counter()
         self.unreturned = 0
-        """Unsent outcomes of calls."""
         self.drivers = Drivers()
         self._ended = CompletionBatch()
         self._effects: list[Effect] = []
@@ -426,7 +425,6 @@ class Worker:
                 self.interrupts[message.task_id] = (message.attempt, message.reason)
 
     def _running(self, identifier: bytes) -> Item | Invocation | None:
-        """The begun item with this id."""
         return next((item for item in (*self.stack, *self.running_calls.values()) if item.row[0] == identifier), None)
 
     def on_stop_call(self, now: float, source: Address, message: m.StopCall) -> None:
@@ -497,7 +495,6 @@ class Worker:
             self._route_calls()
 
     def _present_calls(self) -> Iterator[bytes]:
-        """Calls that have arrived and not ended."""
         for queue in (self.mailbox.queue, *self.mailbox.groups.values(), self.mailbox.held):
             yield from (item.row[0] for item in queue)
         yield from (item.row[0] for item in (*self.stack, *self.running_calls.values()))

@@ -50,7 +50,6 @@ class Mailbox:
         self.shared: ActorQueues | None = None
         """``queue``, if actors share this process. Calls may then arrive after their actor's end; the scheduler notifies callers."""
         self.stopped: dict[bytes, str] = {}
-        """Stop requests that have overtaken their call."""
         self.logs: dict[bytes, CallLog] = {}
         self.written: list[int] = []
         """Arena offsets of held outcomes that leave now: the shell marks them finished."""

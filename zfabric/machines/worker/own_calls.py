@@ -1,4 +1,4 @@
-"""A logged actor's calls of itself. They are part of its log: their caller dies with the actor, so nobody would repeat them.
+"""A logged actor's calls of itself: part of its log, as their caller dies with the actor and nobody would repeat them (decision 0013).
 
 A log row has the calls that its call made, a checkpoint those that have not run. A replay does not make them again; the repeated call
 receives their first ids.

@@ -1,11 +1,8 @@
-"""Checkpoints of concurrent actors, which have no log: there is no order to replay.
+"""Checkpoints of concurrent actors, which have no log: there is no order to replay (decision 0013).
 
-Threaded and ``async def`` actors with ``checkpoint_every`` are not *logged*: outcomes leave at once, and a restart begins with the last
-checkpoint. Later effects are lost and counted (``ActorLogs``); such calls run again only if repeated (``max_task_retries``). Calls in the
-checkpoint do not run twice: it has the outcomes that callers may lack.
-
-At a **quiet moment** no counted call runs, and the scheduler has all reported values. When a checkpoint is due, the *gate* closes: queued
-calls wait for running ones. That could be for ever, if a running call waits for a held one or lasts as long as the actor. So:
+Calls run again only if repeated (``max_task_retries``). Calls in the checkpoint do not run twice: it has the outcomes that callers may
+lack. At a **quiet moment** no counted call runs, and the scheduler has all reported values. When a checkpoint is due, the *gate* closes:
+queued calls wait for running ones. That could be for ever, if a running call waits for a held one or lasts as long as the actor. So:
 
 - The gate is closed for ``quiesce_seconds`` at most, then open for twenty times as long.
 - It stays open until all calls that outlasted it have ended: an endless coroutine holds calls back once.

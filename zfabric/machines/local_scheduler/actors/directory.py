@@ -87,7 +87,6 @@ class ActorDirectory:
         self.logs = logs
         self.records = self.tables.actors
         self.named: dict[tuple[str, str], ActorRecord] = {}
-        """Living named actors, by namespace and name."""
         self.retiring: dict[ActorRecord, None] = {}
         self._not_durable: set[bytes] = set()
         """Detached actors whose rows are not committed."""
@@ -245,7 +244,6 @@ class ActorDirectory:
                 self.tables.send_to_control(worker, m.RetireActor(actor_id, attempt, True))
 
     def _died(self, record: ActorRecord, failure: bytes) -> None:
-        """Make an actor dead for good, and notify its callers."""
         if self.tables.nodes:
             self.tables.transitions.append(ActorLifeEnded(record.id))
         record.state = DEAD
@@ -676,6 +674,5 @@ def _is_elsewhere(record: ActorRecord) -> bool:
 
 
 def _as_death(payload: bytes) -> bytes:
-    """The task's failure, as the actor's."""
     kind, text, facts = unpack_failure(payload)
     return pack_failure("ActorDiedError" if kind in _CRASHES else kind, text, facts)

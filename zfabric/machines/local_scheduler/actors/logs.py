@@ -1,15 +1,14 @@
-"""Call logs of actors, on the scheduler's side: blocks and checkpoints go to the control store, and commits are reported.
+"""Call logs of actors, on the scheduler's side: blocks and checkpoints go to the control store, and commits are reported (decision 0013).
 
-*One writer.* Only the actor's present process, in its present attempt, may add to its log; other blocks are refused. (An actor's node
-passes them on: ``nodes.relayed_logs``.) Blocks that arrive before their process's death is known are written before the next life reads the
-log, since both go through here. So the committed part of a log is always a prefix of the calls that ran.
+*One writer.* Blocks that arrive before their process's death is known are written before the next life reads the log, since both go through
+here. So the committed part of a log is always a prefix of the calls that ran.
 
 *Pins.* Objects in rows, or in a checkpoint, are pinned on arrival, while the sender still holds them, until the rows are dropped. A
 checkpoint drops the rows before it once its last part is committed; the end of the actor drops everything. Rows that made large values are
 retained, with the checkpoint before them, as long as these exist: a replay can make them again (``remakes``).
 
-*Calls that are not logged* (``quiescence``) have checkpoints only. A death loses the effects of calls after the last one; their number is
-read from what the process left, and the driver is notified when the actor lives again.
+*Calls that are not logged* (``quiescence``) have checkpoints only. The number of lost calls is read from what the process left, and the
+driver is notified when the actor lives again.
 
 *A control store that cannot write* (a full disk): messages wait here, in order, and outcomes in the actor's process. If that process dies,
 those calls have never happened.
@@ -159,7 +158,6 @@ class ActorLogs:
         return writing.writer in self.tables.processes and record is not None and record.task.attempt == writing.attempt
 
     def _warn(self, log: ActorLog, text: str) -> None:
-        """Warn once that outcomes wait for the disk."""
         record = self.tables.actors.get(log.actor_id)
         if log.trouble or record is None:
             return

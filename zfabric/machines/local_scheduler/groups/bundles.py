@@ -1,8 +1,4 @@
-"""The bundles of this node: reserved for a home, used by tasks, freed.
-
-A bundle is taken from the node's resources at once, though tasks may use them: the free amount is then negative, no task begins, and the
-bundle is reserved when running tasks have ended. So bundles wait for tasks and never for each other.
-"""
+"""The bundles of this node: taken at once, reserved once running tasks have ended, used, freed (decision 0037)."""
 
 from __future__ import annotations
 

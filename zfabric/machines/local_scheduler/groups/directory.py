@@ -1,9 +1,8 @@
-"""Placement groups at their home: reserved, reserved again after the death of a node, removed.
+"""Placement groups at their home: reserved, reserved again after the death of a node, removed (decision 0037).
 
-The home is the node of the job's driver. It asks all nodes for their room (``AskRoom``), chooses a node for each bundle (``planning``), and
-has these nodes prepare their bundles (``PrepareBundles``), in the order of their numbers: of two groups that need the same nodes, one comes
-first everywhere. If a node refuses, all bundles are freed and the group is planned anew. Once all are prepared, the group's row is written,
-and the bundles are committed (``CommitBundles``).
+The home asks all nodes for their room (``AskRoom``), chooses a node for each bundle (``planning``), and has these nodes prepare their
+bundles (``PrepareBundles``), one after the other. If a node refuses, all bundles are freed and the group is planned anew. Once all are
+prepared, the group's row is written, and the bundles are committed (``CommitBundles``).
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ class Groups:
         self.requests = requests
         self.bundles = bundles
         self._survey = 0
-        """Number of the last survey."""
         self._asked_at = 0.0
         self._expected: set[bytes] = set()
         """Nodes that have not answered it."""
@@ -180,7 +178,6 @@ class Groups:
     # -- reserving --
 
     def _plan(self) -> None:
-        """Plan waiting groups, oldest first, and begin to reserve."""
         order = sorted(self._rooms, key=self.tables.number_of)
         free = {node: self._rooms[node][0] for node in order}
         capacity = {node: self._rooms[node][1] for node in order}

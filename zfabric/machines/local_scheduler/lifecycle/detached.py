@@ -1,11 +1,9 @@
-"""Detached actors outlive their driver: a job goes on while it has one that lives.
+"""Detached actors outlive their driver: a job goes on while it has one that lives (decision 0048).
 
 The rest of the job ends with its driver: tasks that no other process waits for, and actors without other handles. The row of the job still
 says that it runs, so that a restarted scheduler finds the driver dead and does the same. Rows of detached actors are in the control store
-from before anybody is notified that they live, until they are dead for good; those without a process are restarted from them.
-
-The home of most is the head (``nodes/detached_creation.py``). Other nodes report theirs to the home of the job (``JobLives``). If that
-dies, the head takes the job over if it has detached actors of it (``Jobs.pass_on``).
+from before anybody is notified that they live, until they are dead for good; those without a process are restarted from them. Nodes report
+theirs to the home of the job (``JobLives``).
 """
 
 from __future__ import annotations

@@ -86,7 +86,6 @@ class Jobs:
         self.detached = detached
         self.job_shutdown = job_shutdown
         self.ended_elsewhere: dict[bytes, None] = {}
-        """The last ended jobs of other homes."""
         self.all_ended = False
         """Whether this node stops: it accepts no delegated tasks."""
         self._leaving: dict[bytes, tuple[set[bytes], _LastRows]] = {}
@@ -191,7 +190,6 @@ class Jobs:
             self._write_end(ends)
 
     def _fail_for_others(self, job: JobRecord) -> None:
-        """Fail objects for which other jobs wait."""
         processes = self.tables.processes
         waited_for = [each for each in self.tables.values() if each.fetchers or each.dependents]
         for record in [each for each in waited_for if each.object_id[:JOB_BYTES] == job.id]:

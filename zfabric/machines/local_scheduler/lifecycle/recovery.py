@@ -1,22 +1,19 @@
-"""How a restarted scheduler rebuilds its tables.
+"""How a restarted scheduler rebuilds its tables (decision 0005).
 
 Sources, the most reliable first:
 
-1. What each process reports between ``Register`` and ``Ready``: unfinished rows, values, refs, running tasks. Only ``Hold`` makes a process
-   a holder; a row or a value does not.
+1. What each process reports between ``Register`` and ``Ready``. Only ``Hold`` makes a process a holder; a row or a value does not.
 2. Objects that the object store found in the arena and on disk.
 3. Functions and task rows in the control store.
 4. What processes send after ``Ready``, handled last.
 
-``rejoining`` closes the barrier. ``Recovery.rebuild`` then enters functions, living actors, running tasks, submitted rows, values and
-holds; restores what these name from sources 2 and 3; pins the refs inside values; assigns unfinished tasks to the workers that report them
-and queues the others; and accepts yields and ends of attempts. Rows that name an object are counted last, once all objects have records.
+After the barrier (``rejoining``), ``Recovery.rebuild`` enters functions, living actors, running tasks, submitted rows, values and holds;
+restores what these name from sources 2 and 3; pins the refs inside values; assigns unfinished tasks to the workers that report them and
+queues the others; and accepts yields and ends of attempts. Rows that name an object are counted last, once all objects have records.
 
 A task row that only the control store has belongs to a finished task: the submitter of an unfinished one repeats its row, or, if that was a
 worker that died, the driver does (``InheritTasks``). Such a row is restored only if a held object or an unfinished row needs it, as a
 finished task without a value, which is rebuilt on request.
-
-What nothing reports here may be on other nodes: ``nodes.peer_recovery`` settles it.
 """
 
 from __future__ import annotations
@@ -101,7 +98,6 @@ HELD = frozenset(
         m.Goodbye,
     }
 )
-"""Messages that wait until all processes have registered."""
 HELD_QUERIES = ("actor", "actor log", "create actor", "create group", "remove group", "keys", "nothing")
 """Queries that wait too: for names, or for messages that are not yet handled."""
 _AFTERWARDS = (
@@ -164,11 +160,9 @@ class Recovery:
         self._stored: dict[bytes, int] = {}
         """Sizes of found objects."""
         self._inside: dict[bytes, tuple[bytes, ...]] = {}
-        """Refs inside them."""
         self._entered_values: deque[AnyObject] = deque()
         """Records with a found value, whose refs inside are not yet restored."""
         self._pinned = False
-        """Whether the refs inside restored values are pinned."""
         self._rows: dict[bytes, tuple[Row, Any]] = {}
         """Stored task rows, with their blocks."""
         self._entered: list[tuple[TaskRecord, WorkerRecord | None]] = []
@@ -718,7 +712,6 @@ class Recovery:
         return record
 
     def _note_orphan(self, object_id: bytes) -> None:
-        """Note that its row is unknown, and may be submitted again."""
         if not is_put(object_id) and object_id[:TASK_BYTES] not in self.tables.streams:
             self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = False
 

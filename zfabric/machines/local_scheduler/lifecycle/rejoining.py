@@ -1,10 +1,9 @@
-"""The barrier of a restarted scheduler: every living process registers again.
+"""The barrier of a restarted scheduler: every living process registers again (decision 0005).
 
 The supervisor's table names the workers (``ProcessTable``), the job rows of the control store name the drivers. Each is sent
 ``RegisterAgain`` and awaited until its ``Ready``, or until it is proved dead. A worker that has not registered after ``recovery_seconds``
-is killed; a driver is no longer awaited, and its death is noticed by its watch. Meanwhile reports are collected (``recovery``), and
-messages of other nodes retained. The barrier closes when the table, the jobs and the retained rows are read and nobody is awaited. Then
-``Recovery.rebuild`` runs, followed by the messages sent after registration and the ends of jobs whose drivers have died.
+is killed; a driver is no longer awaited, and its death is noticed by its watch. The barrier closes when the table, the jobs and the
+retained rows are read and nobody is awaited.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Holds of this node at the homes of other nodes' objects, and when they may end.
+"""Holds of this node at the homes of other nodes' objects, and when they may end (decision 0030).
 
-An object's home registers its holders, as sets: processes of the home, and other nodes. A node that receives the id of another home's
-object registers there (``Borrow``, acknowledged by ``Borrowed``) unless the sender retains the object for as long as it is needed.
-
-The invariant: what may end another node's hold (``Release``, ``Ended``, ``EndsReceived``) is sent only when every earlier ``Borrow`` of
-this node has been acknowledged. So a new holder is registered before the lender releases, over any number of nodes.
+A node that receives the id of another home's object registers there (``Borrow``, acknowledged by ``Borrowed``) unless the sender retains
+the object for as long as it is needed. The barrier: what may end another node's hold (``Release``, ``Ended``, ``EndsReceived``) is sent
+only when every earlier ``Borrow`` of this node has been acknowledged.
 
 When a home's daemon restarts, all holds there are borrowed again, and whatever waited waits for these. When a home dies, its holds move to
 the homes of the jobs (``orphans``), with an empty ``Borrow`` to each as a barrier.
@@ -185,7 +183,6 @@ class Borrowing:
         return numbers
 
     def _drop(self, node: bytes) -> None:
-        """Drop what is under way to a node."""
         self.holds.drop(node)
         self._releasing = {each: barrier for each, barrier in self._releasing.items() if each[0] != node}
 

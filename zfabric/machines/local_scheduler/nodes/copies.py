@@ -1,7 +1,7 @@
-"""Copies of large values by this node's transfer agent, and the sources that a home offers.
+"""Copies of large values by this node's transfer agent, and the sources that a home offers (decision 0032).
 
-Copies under way outlive the agent, but not this scheduler: whoever needs them asks again. A home offers all nodes to which it has offered
-the value before; the reader asks the last of these first, then the node that retains the value, then the rest.
+Copies under way outlive the agent, but not this scheduler: whoever needs them asks again. The reader asks the last node of an offer first,
+then the node that retains the value, then the rest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The home's side of delegated tasks.
-
-A node is given rows as a worker is, and its outcomes are accepted as a worker's are. It never passes rows on: a row is at most one hop from
-home.
-"""
+"""The home's side of delegated tasks (decision 0030): rows and outcomes are as a worker's."""
 
 from __future__ import annotations
 

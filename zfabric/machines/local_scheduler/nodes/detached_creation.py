@@ -1,8 +1,7 @@
-"""Creation of detached actors at the head, so that they outlive every other node.
+"""Creation of detached actors at the head (decision 0048).
 
-The process waits: nobody has a handle before the head has the actor. The request passes the home of the job, which learns that the job goes
-on (``JobLives``). Each node on the way repeats it, until it is answered, to a new daemon or to the job's next home; the head creates each
-actor once. Lightweight actors, and actors in placement groups, have their home on the node of the process.
+The request passes the home of the job. Each node on the way repeats it, until it is answered, to a new daemon or to the job's next home;
+the head creates each actor once. Lightweight actors, and actors in placement groups, have their home on the node of the process.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ ENTER = "enter actor"
 
 
 class _Request(NamedTuple):
-    """An open request to another node."""
-
     source: Address
     """Who asked: a process, or another node."""
     token: int

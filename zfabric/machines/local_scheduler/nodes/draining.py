@@ -66,7 +66,6 @@ class Draining:
         self._copying: dict[bytes, bytes] = {}
         """Own values that others are to copy, each with the node."""
         self._copied: set[bytes] = set()
-        """Own values that others have copied."""
         self.wanted: dict[bytes, bytes] = {}
         """Values to copy for drained nodes, each with the node."""
 

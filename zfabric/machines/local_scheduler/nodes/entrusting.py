@@ -1,12 +1,10 @@
-"""Rows entrusted to the home of their job, which runs them again if this node dies.
-
-A row is entrusted when another node is about to depend on its value: before the hold is acknowledged (``Borrowed``), and before a ref
-leaves inside an outcome or a value. Arguments of delegated tasks are exempt: those tasks are void if their home dies. Tasks whose parent
-has ended are entrusted as *unfinished*: they run again even if nothing refers to their values. The home of a job entrusts nothing.
+"""Rows entrusted to the home of their job, which runs them again if this node dies (decision 0039).
 
 What makes another node depend on a row goes through ``rows``, which retains it until every earlier ``Entrust`` is acknowledged
-(``Entrusted``). ``Finished`` reports an outcome and ``Withdraw`` an end of need. After a restart of the home all rows are entrusted again;
-after a restart of this node the homes report their rows, and ``settle`` withdraws the unneeded ones.
+(``Entrusted``). Arguments of delegated tasks are exempt: those tasks are void if their home dies. *Unfinished* rows, of children of ended
+parents, run again even if nothing refers to their values. ``Finished`` reports an outcome and ``Withdraw`` an end of need. After a restart
+of the home all rows are entrusted again; after a restart of this node the homes report their rows, and ``settle`` withdraws the unneeded
+ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The executor's side of delegated tasks.
+"""The executor's side of delegated tasks (decision 0030).
 
-However an attempt ends, its end is reported (``Ended``) to the home, which decides what follows, and no record stays here. The report and
-its pins are retained until the home acknowledges it.
+Each end is reported (``Ended``), and no record stays here. The report and its pins are retained until the home acknowledges it.
 """
 
 from __future__ import annotations
@@ -331,13 +330,11 @@ class _Report:
         """Runs that succeeded, by function."""
 
     def add(self, row: m.Row, extra: tuple[m.Row, m.Row] | None, named: m.Ids) -> None:
-        """Add an attempt, with row and extra of ``Completed``."""
         if extra is not None:
             self.extras.append((len(self.rows), *extra))
         self.rows.append(row)
         self.named += named
 
     def completed(self) -> m.Completed:
-        """The attempts as a message."""
         durations = tuple((each.queue.job.id + each.id, count, count * (each.mean or 0.0)) for each, count in self.runs.items())
         return m.Completed.of(tuple(self.rows), tuple(self.extras), durations)

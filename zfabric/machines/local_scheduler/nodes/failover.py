@@ -1,16 +1,13 @@
-"""How the home of a job becomes the heir of a dead node: it takes over the job's tasks that were at home there.
+"""How the home of a job becomes the heir of a dead node (decision 0039).
 
-Reports. Besides the entrusted rows, the heir receives ``Remains`` from each survivor (``orphans``): objects of the dead node that it holds
-or whose rows it needs, outcomes that it retains, and attempts that it runs. The last is ``complete``; a node that never knew the dead one
-sends ``TookOver`` instead. Ends of attempts that arrive meanwhile are set aside, with their refs pinned.
+The last ``Remains`` of a survivor (``orphans``) is ``complete``; a node that never knew the dead one sends ``TookOver`` instead. The heir
+waits until each survivor has reported or is dead too. Until then its records of the objects are borrowed ones, and ends of attempts are set
+aside, with their refs pinned. ``_take_over`` then rebuilds, in this order: records of needed rows and their inputs, and of objects without
+a row; values; ends of attempts that ran here; attempts elsewhere; lost values that are held, and unfinished tasks without an attempt; the
+ends set aside.
 
-Barrier. The heir waits until each survivor has reported or is dead too. Until then its records of the objects are borrowed ones.
-``_take_over`` then rebuilds, in this order: records of needed rows and their inputs, and of objects without a row; values; ends of attempts
-that ran here; attempts elsewhere; lost values that are held, and unfinished tasks without an attempt; the ends set aside. Unneeded attempts
-are stopped.
-
-Release. Every survivor is the heir for its own jobs, and sends ``TookOver`` behind its own holds. The holds of the dead node are released
-once all have, so only after the new holders are registered.
+``TookOver`` goes behind the heir's own holds. So the dead node's holds are released, once all heirs have sent it, only after new holders
+are registered.
 """
 
 from __future__ import annotations
@@ -210,7 +207,6 @@ class Failover:
         self._advance(now)
 
     def _forget_reports(self, takeover: _Takeover, node: bytes) -> None:
-        """Drop what a node, dead by now, had reported."""
         for copies in takeover.copies.values():
             copies[:] = [copy for copy in copies if copy.node != node]
         takeover.attempts = {task_id: each for task_id, each in takeover.attempts.items() if each[0] != node}

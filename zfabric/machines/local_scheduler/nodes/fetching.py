@@ -1,7 +1,6 @@
-"""Values that cross between nodes: small and durable ones in daemons' messages, others as copies of the transfer agents.
+"""Values that cross between nodes: small and durable ones in daemons' messages, others as copies of the transfer agents (decision 0032).
 
-A home answers ``FetchValues`` with the value or with an *offer*: its size and nodes to copy it from. If no copy succeeds, the home is asked
-again. A copy may be dropped once for want of room; the next one is spilled, or two inputs of one task could evict each other for ever.
+A home answers ``FetchValues`` with the value or with an *offer*. If no copy succeeds, the home is asked again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tasks in placement groups: how they reach their bundles.
 
-Their queues are *away* (``placement.where``) until the group is reserved and entirely here. Then tasks are delegated, move to a queue that
-uses a bundle's resources here, or, if any bundle will do, are divided by the room in the bundles.
+Their queues are *away* (``placement.where``) until the group is reserved and entirely here. Tasks for any bundle are divided by the room in
+the bundles.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Requests of processes for keys of the cluster's key-value store, which the head's control store has.
+"""Requests of processes for keys of the cluster's key-value store, at the head (decision 0048).
 
-This node repeats a query to the head's next daemon; a change names its process and number, so that the head makes it once. A job's home
-ends its keys (``Jobs``), or, if the home is dead, the head.
+This node repeats a query to the head's next daemon; a change names its process and number, so that the head makes it once.
 """
 
 from __future__ import annotations

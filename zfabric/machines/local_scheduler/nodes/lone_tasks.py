@@ -44,7 +44,6 @@ class Ahead(NamedTuple):
 Finder = Callable[[Address, Any], Ahead | None]
 """Finds what to send ahead of a message from this address."""
 Finders = Mapping[type[Any], Finder]
-"""The finders, by message."""
 
 
 class LoneTasks:

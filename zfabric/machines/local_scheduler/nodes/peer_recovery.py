@@ -1,11 +1,8 @@
-"""The barrier of a restarted scheduler among the other nodes.
+"""The barrier of a restarted scheduler among the other nodes (decision 0005).
 
-When this node's own tables are rebuilt (``lifecycle.recovery``), a task that no process here runs may run on another node, and an
-unreferenced object may have a holder there. Until the barrier closes, such tasks wait (``Tables.unsettled``) and nothing is freed.
-
-Each other node registers and repeats its attempts, retained values and holds. Messages that answer or end something (``HELD``) wait for the
-last node, which may have a later attempt of the same task. No timer ends the wait, only a registration or a death. Then ``_settle_tasks``
-decides.
+Once this node's own tables are rebuilt (``lifecycle.recovery``), tasks that no process here runs wait (``Tables.unsettled``), and nothing
+is freed, until each node has registered and repeated what it has, or is dead. Messages that answer or end something (``HELD``) wait for the
+last node, which may have a later attempt of the same task. Then ``_settle_tasks`` decides.
 
 Objects with refs here and no other trace are *homeless*: each node is asked with a ``Borrow`` that is not ``certain``. A node that does not
 list the object as unknown is its home. If none is, the object is restored as one of this node, or is lost. Only then is collection resumed

@@ -230,7 +230,6 @@ class ClusterQueries:
         return answer.payload
 
     def _statuses(self, question: _Question) -> list[dict[str, Any]]:
-        """The status of each node, oldest first."""
         numbers = {node: row[1] for node, row in self.tables.node_table.items()}
         order = sorted(question.answers, key=lambda node: int(numbers.get(node, 0)))
         return [{**row, "name": self._name(node)} for node in order for row in question.answers[node].payload]

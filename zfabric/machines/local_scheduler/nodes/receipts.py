@@ -1,8 +1,8 @@
 """Acknowledgements of ends, and receipts: which outcomes of calls their callers have received.
 
-An actor runs a repeated call again once its outcome is acknowledged. So outcomes are acknowledged (``EndsReceived``) only when callers have
-them: this daemon may die before its frame reaches a caller, which then repeats the call. Callers are asked first; the acknowledgement,
-behind this node's holds, names those that have not answered.
+Outcomes are acknowledged (``EndsReceived``) only when callers have them: an actor would run a repeated call again, and this daemon may die
+before its frame reaches the caller. Callers are asked first; the acknowledgement, behind this node's holds, names those that have not
+answered.
 """
 
 from __future__ import annotations

@@ -82,7 +82,6 @@ class ReferenceWatches:
                 self._decide(object_id, watch)
 
     def _waits(self, watch: ReferenceWatch, record: AnyObject) -> bool:
-        """Whether it is unknown who decides."""
         return self.references.paused or record.home == NO_HOME or not self._has_taken_over(watch.former)
 
     def _has_taken_over(self, former: bytes) -> bool:

@@ -1,11 +1,8 @@
-"""Call logs of actors that live on another node than their home: what both nodes pass on.
+"""Call logs of actors that live on another node than their home: what both nodes pass on (decision 0013).
 
-Only the home adds to the log, for one life at a time (``actors.logs``). The actor's node passes on what the process appends, behind its
-holds (``RelayedBlock``, ``RelayedCheckpoint``), and the home's commit (``LogRecorded``), before which the home registers as a holder. Until
-then the process retains its outcomes and the node the pins. So no outcome leaves the node before the home has the rows that restore it, and
-an earlier life can commit nothing. A process that replays reads the log through its node (``ReadLog``, ``LogPage``).
-
-In a log, a caller's name without a node is a process of the home; a process elsewhere translates it (``CallLog.places``).
+The home registers as a holder before it confirms a commit (``LogRecorded``). Until then the process retains its outcomes and the node the
+pins. So no outcome leaves the node before the home has the rows that restore it, and an earlier life can commit nothing. A process that
+replays reads the log through its node (``ReadLog``, ``LogPage``).
 """
 
 from __future__ import annotations

@@ -202,7 +202,6 @@ class RemoteActors:
             tables.send_to_node(place, m.RelayedCalls(message.actor_id, message.attempt, rows, process.incarnation, homes))
 
     def _ready_to_travel(self, process: ProcessRecord, message: m.Call) -> m.Rows:
-        """Rows that another node can run. The others fail."""
         may = self.actors.references.may_travel
         rows: list[m.Row] = []
         for row in message.rows:

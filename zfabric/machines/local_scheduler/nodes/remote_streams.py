@@ -1,8 +1,7 @@
-"""Streams made on another node than their home: the home serves the readers.
+"""Streams made on another node than their home, which serves the readers (decision 0012).
 
-The home accepts values in order and each once over all attempts, and passes on how far the maker may go (``AllowYields``). Values are
-numbered, retained and pinned until acknowledged, behind every hold, and ahead of the stream's end. After a restart of the home's daemon, as
-many values as may be ahead of the reader are repeated; after one of the maker's daemon the worker repeats them.
+Values are numbered, retained and pinned until acknowledged, behind every hold, and ahead of the stream's end. After a restart of the home's
+daemon, as many values as may be ahead of the reader are repeated; after one of the maker's daemon the worker repeats them.
 """
 
 from __future__ import annotations

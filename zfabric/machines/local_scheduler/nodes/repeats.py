@@ -1,14 +1,7 @@
-"""What two nodes repeat to each other when the daemon of either is new.
+"""What two nodes repeat to each other when the daemon of either is new: the table of decision 0005.
 
-A restarted daemon has lost its state of other nodes, and earlier messages are void. Each side registers (``RegisterNode``), repeats what
-concerns the other, and sends ``Ready``:
-
-- a borrower: its holds;
-- an executor: its attempts, and unacknowledged ends;
-- a home: its values that the other retains;
-- any node: values that it retains for the other.
-
-Attempts that are not repeated are lost, and holds that are not repeated are released.
+Earlier messages are void. Each side registers (``RegisterNode``), repeats what concerns the other, and sends ``Ready``. Attempts that are
+not repeated are lost, and holds that are not repeated are released.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Streams: tasks whose values are consumed while they run.
+"""Streams: tasks whose values are consumed while they run (decision 0012).
 
-A streaming task has one value, the *end* of its stream; a ref to the end is the right to read. Value i is the object (task, i + 1), which
-may be held and fetched *before it exists*. Requests are also the flow control: a task may yield up to the last requested index, and waits
-there (``AllowYields``). A retry yields the same names, and a value is accepted once. For an actor's method, the caller announces the end
-(``ExpectResults``), and the actor sends the outcome here, too (``CallOutcomes``).
+A streaming task has one value, the *end* of its stream; a ref to the end is the right to read. Value i is the object (task, i + 1).
+Requests are also the flow control (``AllowYields``). For an actor's method, the caller announces the end (``ExpectResults``), and the actor
+sends the outcome here, too (``CallOutcomes``).
 
 The stream retains values that no process has held, and releases them with itself. A failure becomes the last value. Requests beyond the end
 receive ``StreamEnded``.
@@ -252,7 +251,6 @@ class Streams:
         self.tables.relayed_yields.append((home, (task_id, attempt, index, value, contained)))
 
     def _home_of(self, worker: WorkerRecord, task_id: bytes, attempt: int) -> bytes:
-        """The home of a stream that this worker makes, or empty."""
         call = self.tables.relayed_streams.get(task_id)
         if call is not None:
             lives = self.tables.guests.get(call.actor) or self.tables.actors.get(call.actor)

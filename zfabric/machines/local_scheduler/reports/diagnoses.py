@@ -232,7 +232,6 @@ class Diagnoses:
         return "held by: " + ("; ".join(parts[:8]) + more if parts else "nobody")
 
     def _actor_in(self, worker: WorkerRecord) -> ActorRecord | GuestRecord | None:
-        """The first actor of a process."""
         actor_id = next(iter(worker.actors), b"")
         return self.actors.records.get(actor_id) or self.tables.guests.get(actor_id)
 

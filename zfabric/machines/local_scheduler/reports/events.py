@@ -48,7 +48,6 @@ class Events:
             self._add(now, event)
 
     def _add(self, now: float, event: bytes) -> None:
-        """Add an event, sorted by receipt."""
         self._last += 1
         key = int(now * 1e6).to_bytes(8, "big") + self._last.to_bytes(4, "big", signed=False)
         self._waiting.append(("event", key, event))

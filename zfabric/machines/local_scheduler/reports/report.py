@@ -51,12 +51,10 @@ PAGE_MAX = 1000
 SAMPLING_MOST = 1.5
 """Longest sampling of stacks in seconds: within another node's wait for the answer."""
 HOLDERS_MAX = 8
-"""Most holders named."""
 FAILURES_MAX = 500
 ERROR_MOST = 8192
 """Most failed tasks in an answer, and most bytes of an error."""
 FOUND_MAX = 20
-"""Most things that one text may name."""
 FROM_STORE = {
     "status": "statistics",
     "statuses": "statistics",
@@ -199,7 +197,6 @@ class Reports:
         self.tables.send(to, m.Inspect(source, token, about, seconds))
 
     def _measure_calls(self, now: float) -> None:
-        """Have actors report for a while how long calls wait."""
         for worker in self.tables.latencies.workers_to_ask(now, self.tables.workers.values()):
             self.tables.send_to_control(worker, m.MeasureCalls(MEASURED_SECONDS))
 

@@ -20,7 +20,6 @@ from zfabric.protocol.options import Strategy, option
 STRATEGIES_MOST = 1000
 """Strategies of a function with cached extra fields."""
 OF_QUEUES = frozenset({"demand", "env", "strategy", "captured"})
-"""Options that decide on a task's queue."""
 
 
 class Admission:

@@ -1,8 +1,7 @@
-"""Backpressure: producers of large values wait while the object store is nearly full and consumers make room.
+"""Backpressure: producers of large values wait while the object store is nearly full and consumers make room (decision 0031).
 
-The store reports its room once less than half is left (``StoreRoom``). A task without inputs waits if its expected result, with those of
-running tasks, exceeds the room, and a task runs or can run that reads a value which only tasks need. Once such tasks take longer than
-usual, it waits no longer: the store spills.
+A task without inputs waits if its expected result, with those of running tasks, exceeds the reported room (``StoreRoom``), and a task runs
+or can run that reads a value which only tasks need. Once such tasks take longer than usual, it waits no longer: the store spills.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ class Backpressure:
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self.until: float | None = None
-        """When the wait for room ends."""
         self._until = 0.0
         """The same, for a wait from this turn on."""
         self._room: float | None = None

@@ -1,4 +1,4 @@
-"""Direct submission: a driver that waits for each task sends the next straight to the worker.
+"""Direct submission: a driver that waits for each task sends the next straight to the worker (decision 0016).
 
 Driver and worker both report to the scheduler, in either order; a worker's report is retained until the driver's arrives. A direct lease
 ends when the worker is wanted elsewhere, is idle for a while, or dies. The driver's tasks are accepted until it has acknowledged the end.

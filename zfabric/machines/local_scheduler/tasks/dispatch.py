@@ -322,7 +322,6 @@ class Dispatcher:
             self.end_lease(worker, now)
 
     def _hold_gpus(self, worker: WorkerRecord) -> None:
-        """Count its GPUs as used until it exits."""
         if not worker.demand:
             worker.demand = (("GPU", RESOURCE_UNIT * len(worker.gpus)),)
             worker.pool = self.pool.acquire(worker.demand)

@@ -679,7 +679,6 @@ class Outcomes:
             self._unpin_places(worker, task)
 
     def _unpin_places(self, worker: WorkerRecord, task: TaskRecord) -> None:
-        """Unpin located arguments of a task that is not sent."""
         if task.rare is None or task.rare.wait_locations is None:
             return
         places, task.rare.wait_locations = task.rare.wait_locations, None

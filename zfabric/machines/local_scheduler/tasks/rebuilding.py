@@ -17,7 +17,6 @@ from zfabric.protocol.ids import TASK_BYTES, index_of, is_call, is_put, short
 from zfabric.protocol.messages import FAILED, OK
 
 NOT_KEPT = ", not made by a task: nothing can make it again (put(x, durable=True) would have kept it)"
-"""Why a put value is not rebuilt."""
 
 NO_COPY = "no copy of it is left"
 """Why a value is rebuilt: it was dropped for room, or its node died."""
@@ -95,7 +94,6 @@ class Rebuilding:
         return True
 
     def _run_again(self, task: TaskRecord, inputs: list[AnyObject]) -> None:
-        """Run a task whose dependencies exist or are pending."""
         self.references.revive(task)
         self.tables.failures.pop(task.id, None)
         unresolved = 0
@@ -221,7 +219,6 @@ class Rebuilding:
         return True
 
     def _why_not_yielded(self, record: AnyObject) -> str:
-        """Why it is not yielded again; empty if it is."""
         task = self.tables.makes(record)
         if task is None and index_of(record.object_id):
             return "no task is left that makes it: an actor's stream yielded it, or its task's row went at the lineage cap"

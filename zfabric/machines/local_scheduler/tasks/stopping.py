@@ -372,7 +372,6 @@ class Stopping:
 
 
 def _set_recursively(task: TaskRecord) -> None:
-    """Have its node stop its children, too."""
     if task.worker is not None and task.worker.remote:
         task.facts().recursively = True
 

@@ -24,7 +24,6 @@ class WorkerPool:
         self.trim_at: float | None = None
         """When to end unneeded workers; None without any."""
         self.last_removed = 0.0
-        """When an exited worker was last removed."""
         self.cpus = max(1, -(-pool.total.get("CPU", RESOURCE_UNIT) // RESOURCE_UNIT))
 
     def remove(self, worker: WorkerRecord, now: float) -> None:

@@ -1,21 +1,17 @@
-"""How tasks come back unbegun from the node to which they were given, to be placed again.
+"""How tasks come back unbegun from the node to which they were given, to be placed again (decision 0031).
 
 The home asks for them (``Reclaim``):
 
 - This node has nothing to run: it asks for the last half of the largest share.
-- Another node would begin them sooner, and is given what it begins until the next look.
+- Another node would begin them sooner.
 - Spread tasks, or tasks that prefer labels, wait on a node that has ended none of this home's tasks for two seconds: they are placed as if
   without a strategy.
 
-For the last two reasons each attempt comes back once.
-
-Or the executor returns them (``Reclaimed``), with a reason:
+For the last two reasons each attempt comes back once. Or the executor returns them (``Reclaimed``), with a reason:
 
 - *full*: actors or bundles hold the resources, perhaps for ever. Tasks that this node dealt to itself are dealt out again, too.
 - *blocked*: it has as many blocked workers as it may. The task stays at home, and runs on top of a task that waits for it.
 - No reason: the node is drained, or answers ``Reclaim``.
-
-A begun task never comes back.
 """
 
 from __future__ import annotations
@@ -57,7 +53,6 @@ class Reclaiming:
         self.outcomes = outcomes
         self.delegations = delegations
         self._asked = b""
-        """The node that has yet to answer."""
         self._look_at: float | None = None
         """When to look whether tasks should move; None while none waits elsewhere."""
         self._delegated = -1

@@ -1,9 +1,8 @@
-"""When tasks leave this node: those that wait here, or can never run here.
+"""When tasks leave this node: those that wait here, or can never run here (decision 0031).
 
-A queue asks a global scheduler for nodes where its tasks would start sooner (``Place``): after ``spill_after`` unless it ends soon, or at
-once if this node can never meet its demand. The answer is a number for each node; the last tasks are sent, and this node's share stays. An
-unanswered question is repeated elsewhere, and the first answer counts. A queue for which no other node is named waits twice as long each
-time. If no node can meet its demand, the driver is warned, or the tasks fail.
+A queue asks a global scheduler for nodes (``Place``): after ``spill_after`` unless it ends soon, or at once if this node can never meet its
+demand. An unanswered question is repeated elsewhere, and the first answer counts. A queue for which no other node is named waits twice as
+long each time. If no node can meet its demand, the driver is warned, or the tasks fail.
 
 This node's share of spread tasks, and of tasks that prefer labels, waits here for a second and is then placed as other tasks are.
 """
