@@ -217,7 +217,7 @@ class Calls:
             self.delayed.pop(target, None)
 
     def _send_lane(self, target: Target, lane: deque[Row]) -> None:
-        """Send what is possible, in order; fail all if the actor is dead."""
+        """Send a lane as far as possible; fail all if the actor is dead."""
         while lane:
             if lane[0][0] not in self.pending:
                 lane.popleft()  # The incarnation before this one has returned it after all.
@@ -583,7 +583,7 @@ class Calls:
         self.gone.append(message.incarnation)
 
     def on_actor_locations(self, now: float, source: Address, message: m.ActorLocations) -> None:
-        """Update actors that may have moved or died."""
+        """Update moved or dead actors."""
         for actor_id, state, incarnation, attempt, lives_on, executing, failure in message.rows:
             target = self.targets.get(actor_id)
             before, life = self._locations.pop(actor_id, (b"", 0))

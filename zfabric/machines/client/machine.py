@@ -257,7 +257,7 @@ class Client:
         self.reservations.on_recall_grant(now, source, message)
 
     def on_answer(self, now: float, source: Address, message: m.Answer) -> None:
-        """Take an answer for the program or a call."""
+        """Take an answer."""
         if self.queries.answered(message.token) and not self.calls.confirm(message.token):
             self.queries.add_answer(message)
 
@@ -268,7 +268,7 @@ class Client:
             self.committed[identifier] = message.error
 
     def on_welcome(self, now: float, source: Address, message: m.Welcome) -> None:
-        """Record that the scheduler has registered this process."""
+        """Accept this process's registration."""
         self.job = message.job
         self.node = message.node
         self.welcomed = True

@@ -97,12 +97,12 @@ class ObjectTable:
         return type(found) is bytes or (type(found) is ObjectEntry and found.data is not None)
 
     def known(self, identifier: bytes) -> bool:
-        """Whether it has an outcome, here or elsewhere."""
+        """Whether the object has an outcome, here or elsewhere."""
         found = self.entries.get(identifier)
         return type(found) is bytes or (type(found) is ObjectEntry and found.status >= 0)
 
     def has_failed(self, identifier: bytes) -> bool:
-        """Whether it has failed, here or elsewhere."""
+        """Whether the object has failed, here or elsewhere."""
         found = self.entries.get(identifier)
         return type(found) is ObjectEntry and found.status > OK
 

@@ -34,7 +34,7 @@ class Pins:
         self.views[identifier] += 1
 
     def viewed(self, identifier: bytes) -> bool:
-        """Whether a value looks into it."""
+        """Whether a value looks into an object."""
         return self.views.get(identifier, 0) > 0
 
     def unview(self, identifier: bytes) -> None:

@@ -44,7 +44,7 @@ class ReceivedReferences:
             self.add(inner)
 
     def contain_failure(self, identifier: bytes, payload: bytes) -> None:
-        """The same for an error."""
+        """Record refs inside an error, like ``contain``."""
         refs = refs_in(payload)
         if refs and identifier not in self._retained.containing:
             self.contain(identifier, refs)

@@ -112,7 +112,7 @@ class Reservations:
             self.answers[message.token] = message
 
     def on_no_space(self, now: float, source: Address, message: m.NoSpace) -> None:
-        """Record that the store has no room for a request."""
+        """Note that there is no room."""
         if self.requests.pop(message.token, None) is None:
             return
         self.wish = self._grant_bytes

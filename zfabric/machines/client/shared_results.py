@@ -80,7 +80,7 @@ class SharedResults:
         return True
 
     def is_private(self, identifier: bytes) -> bool:
-        """Whether it is a call's result without a record in the scheduler."""
+        """Whether an object is a call's result unknown to the scheduler."""
         return is_call(identifier) and identifier not in self.ids
 
     # -- after a restart of the daemon --

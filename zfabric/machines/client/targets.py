@@ -146,6 +146,6 @@ class PendingCalls:
         return [call_value(call_id, index) for index in range(1 if extras is None else extras.returns)]
 
     def ahead_of(self, call_id: bytes) -> int | None:
-        """How far ahead its stream may be; None without a stream."""
+        """How far ahead a call's stream may be; None without one."""
         extras = self.extras.get(call_id)
         return None if extras is None else extras.ahead

@@ -211,7 +211,7 @@ class ResourcePool:
         return covers(self.total, demand)
 
     def fits(self, demand: Demand) -> bool:
-        """Whether this is free. Two halves of different GPUs are no whole one."""
+        """Whether a demand is free. Two halves of different GPUs are no whole one."""
         return covers(self._free, demand) and all(self._pick(amount) for name, amount in demand if name == GPU)
 
     def acquire(self, demand: Demand) -> ResourcePool:

@@ -101,7 +101,7 @@ class Policy(Protocol):
     """How nodes are chosen."""
 
     def place(self, batch: Batch, nodes: Sequence[NodeView]) -> dict[bytes, int]:
-        """How many tasks each node is to run, counted there. All could run them."""
+        """How many tasks each of ``nodes``, which could run them all, is to run; counted there."""
 
 
 class LeastWait:
@@ -171,7 +171,7 @@ class _Room:
         return max(wait, self.fetch), (self.ahead + self.given) / self.cpus, self.index
 
     def started_by(self, time: float) -> int:
-        """How many can have started by then."""
+        """How many tasks can have started by a time."""
         if time < self.fetch:
             return 0
         return self.free + max(0, int((time - self.backlog) / self.each))

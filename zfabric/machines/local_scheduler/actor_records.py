@@ -76,7 +76,7 @@ class ActorRecord:
         return self.task.function.shared
 
     def wait(self) -> BlockedTask | None:
-        """Its call, or ``__init__``, that is known to wait."""
+        """The call, or ``__init__``, that is known to wait."""
         worker = self.worker or self.task.worker
         if worker is None:
             return None
@@ -135,7 +135,7 @@ class GuestRecord:
 
     @property
     def name(self) -> str:
-        """Its name, or empty."""
+        """The actor's name, or empty."""
         return self.task.option("name") or ""
 
 
@@ -261,5 +261,5 @@ def worker_of(record: ActorRecord) -> WorkerRecord | None:
 
 
 def is_unlogged(record: ActorRecord) -> bool:
-    """Whether it has checkpoints but no log."""
+    """Whether an actor has checkpoints but no log."""
     return bool(record.task.option("unlogged", False))

@@ -93,7 +93,7 @@ class KnownGroup:
         return [index for index in named if covers(dict(self.bundles[index]), demand)]
 
     def all_at(self, node: bytes) -> bool:
-        """Whether it is whole and at this node."""
+        """Whether the whole group is at this node."""
         return self.state == CREATED and all(place == node for place in self.places)
 
 

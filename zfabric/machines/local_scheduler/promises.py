@@ -42,7 +42,7 @@ class Promises:
         return self._of.get(identifier, _NOBODY)[1]
 
     def count(self, actor_id: bytes) -> int:
-        """How many an actor owes."""
+        """How many promised results an actor owes."""
         return sum(1 for _, of in self._of.values() if of == actor_id)
 
     def by(self, process: bytes) -> list[bytes]:

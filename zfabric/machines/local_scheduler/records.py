@@ -145,12 +145,12 @@ class Object:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it existed and no copy is left."""
+        """Whether the value existed and no copy is left."""
         return self.value is None and self.status == OK
 
     @property
     def is_here(self) -> bool:
-        """Whether it exists: in memory, in the store, or retained at another node."""
+        """Whether the value exists: in memory, in the store, or retained at another node."""
         return self.value is not None and self.status == OK
 
     def arrive(self, value: Value, inline: InlineValues) -> None:
@@ -197,7 +197,7 @@ class Object:
 
     @property
     def home(self) -> bytes:
-        """Its home; empty for this node."""
+        """The object's home; empty for this node."""
         return self.hold.home if self.hold is not None else b""
 
     def find_home(self, home: bytes) -> HoldAtHome:
@@ -291,7 +291,7 @@ class Object:
             self.fetchers.update(incarnations)
 
     def drop_fetcher(self, incarnation: bytes) -> None:
-        """Drop such a request."""
+        """Drop a process's or node's request."""
         if self.fetchers is not None:
             self.fetchers.discard(incarnation)
 
@@ -515,7 +515,7 @@ class TaskRecord(Object):
 
     @property
     def runs_alone(self) -> bool:
-        """Whether it queues behind no other: it was near a crash, or its time is limited."""
+        """Whether a task queues behind no other: it was near a crash, or its time is limited."""
         rare = self.rare
         return rare is not None and (rare.crashes > 0 or rare.buried or rare.run_timeout is not None)
 
@@ -1203,7 +1203,7 @@ class NodeRecord(WorkerRecord):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it may be given tasks."""
+        """Whether the node has registered, and may be given tasks."""
         return self.progress == REPLICATE
 
 

@@ -175,7 +175,7 @@ class References:
                 record.retain_row()
 
     def may_be_dropped(self, task: TaskRecord) -> bool:
-        """Whether its values need no copy on disk: it is deterministic, and tasks make all that it needs.
+        """Whether a task's values need no copy on disk: it is deterministic, and tasks make all that it needs.
 
         A ``put`` value is freed with its last ref, even if a rebuild would need it. A rebuilt value gets its copy, as a small store could
         drop and rebuild it without end.

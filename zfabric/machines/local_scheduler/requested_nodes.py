@@ -38,7 +38,7 @@ class RequestedNodes:
         self._kinds, self._until, self._stays = kinds, now + seconds, self._node in stay
 
     def node_stays(self, now: float) -> bool:
-        """Whether this idle node stays."""
+        """Whether this node stays though idle."""
         return self._stays and now < self._until
 
     def rows(self, now: float) -> list[dict[str, Any]]:

@@ -36,14 +36,14 @@ class PendingRequests:
         self.tables.send(self.tables.control_address, message(self._enter(then, about, self.tables.control_address), *fields))
 
     def ask_at(self, to: Address, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
-        """The same to a local scheduler, perhaps this one, and its next daemon."""
+        """Ask a local scheduler, perhaps this one, and its next daemon."""
         token = self._enter(then, about, to)
         request = message(token, *fields)
         self._open[token] = _Request(then, about, to, request)
         self.tables.send(to or self.tables.head_control_address, request)
 
     def ask_head(self, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
-        """The same to the head's control store, and the next head."""
+        """Ask the head's control store, and the next head's."""
         self.ask_at(b"", message, *fields, then=then, about=about)
 
     def repeat(self, node: bytes) -> None:

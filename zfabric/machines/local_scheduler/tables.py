@@ -345,7 +345,7 @@ class Tables:
         return record
 
     def runs_once(self, task: TaskRecord) -> bool:
-        """Whether it must not run again once it may have begun. Actors are exempt: restarts count."""
+        """Whether a task must not run again once it may have begun. Actors are exempt: restarts count."""
         return task.function.actor is None and task.option("max_retries", self.config.max_retries) == 0
 
     def want(self, record: AnyObject) -> None:
@@ -440,14 +440,14 @@ class Tables:
         return queue.group is None and any(covers(node.resources, queue.demand) for node in self.nodes.values())
 
     def begun_at(self, node: NodeRecord) -> int:
-        """How many tasks it can have begun, if all are like its last."""
+        """How many tasks a node can have begun, if all are like its last."""
         if not node.inflight:
             return 0
         last = next(reversed(node.inflight.values()))
         return min(len(node.inflight), count_fitting(node.resources, self.queue_of(last).demand, len(node.inflight)))
 
     def queue_of(self, task: TaskRecord) -> ShapeQueue:
-        """Its function's queue, or that of its own options."""
+        """The queue of a task's function, or of its own options."""
         rare = task.rare
         return task.function.queue if rare is None or rare.demand_queue is None else rare.demand_queue
 

@@ -86,7 +86,7 @@ class GuestDied(NamedTuple):
 
 
 class ActorNameFreed(NamedTuple):
-    """Its actor is dead or refused."""
+    """A name is free: its actor is dead or refused."""
 
     actor_id: bytes
     namespace: str

@@ -273,7 +273,7 @@ class Member:
         self._pairs.on_unreachable(now, message.nodes)
 
     def on_peers_silent(self, now: float, source: Address, message: m.PeersSilent) -> None:
-        """These do not answer the transfer agent."""
+        """Some nodes do not answer the transfer agent."""
         self._pairs.on_peers_silent(now, message.nodes)
 
     def on_probe_pairs(self, now: float, source: Address, message: m.ProbePairs) -> None:

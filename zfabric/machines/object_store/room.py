@@ -187,7 +187,7 @@ class Room:
         return taken is not None
 
     def _grant_size(self, waiter: Waiter, most: int) -> int:
-        """Its exact need, or a grant, smaller the more room grants have."""
+        """A waiter's exact need, or a grant, smaller the more room grants have."""
         if waiter.exact:
             return waiter.need
         left = self.tables.capacity // IDLE_GRANT_SHARE - self.tables.in_grants()

@@ -71,7 +71,7 @@ class StoreEntry:
 
     @property
     def place(self) -> int:
-        """Its offset, or the one that stands for its file."""
+        """The object's offset, or the one that stands for its file."""
         return file_offset(self.file) if self.offset is None else self.offset
 
     def lies_at(self, offset: int) -> bool:
@@ -118,7 +118,7 @@ class Waiter:
 
     @property
     def exact(self) -> bool:
-        """Whether it is for one object only."""
+        """Whether the room is for one object only."""
         return not self.wish
 
 
@@ -240,7 +240,7 @@ class StoreTables:
             self.unlink.append(entry.file)
 
     def vacate(self, entry: StoreEntry) -> None:
-        """Free its room in the arena."""
+        """Free an object's room in the arena."""
         offset, entry.offset = entry.offset, None
         if offset is not None:
             self.effects.append(e.WriteHeader(offset, e.FREED))
@@ -323,7 +323,7 @@ class StoreTables:
         return sum(grant.open.total for grant in self.grants.values() if not grant.exact)
 
     def forget_process(self, process: bytes) -> None:
-        """Drop its grants, files, pins and requests."""
+        """Drop a dead process's grants, files, pins and requests."""
         self.gone[process] = None
         if len(self.gone) > GONE_MAX:
             del self.gone[next(iter(self.gone))]

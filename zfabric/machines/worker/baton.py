@@ -187,7 +187,7 @@ class Baton:
     # -- ends --
 
     def is_killed(self, actor_id: bytes) -> bool:
-        """Whether it ends with its running call, without an outcome: its end is notified instead."""
+        """Whether an actor ends with its running call, without an outcome: its end is notified instead."""
         ending = self._ending.get(actor_id)
         return ending is not None and ending.how == KILL
 

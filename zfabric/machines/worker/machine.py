@@ -462,7 +462,7 @@ class Worker:
         self.mailbox.acknowledged(source[1:], *message)
 
     def on_relayed_receipt(self, now: float, source: Address, message: m.RelayedReceipt) -> None:
-        """The same by another node's caller."""
+        """Another node's caller has outcomes."""
         self.mailbox.acknowledged(message.caller, message.actor_id, message.call_ids, message.others)
 
     def on_retire_actor(self, now: float, source: Address, message: m.RetireActor) -> None:

@@ -69,7 +69,7 @@ class Deadlocks:
         blocked.name, blocked.certain, blocked.callees = message.name, message.certain, dict(message.callees)
 
     def on_host_delays(self, now: float, source: Address, message: m.HostDelays) -> None:
-        """Record long calls in a shared process."""
+        """Record long calls."""
         worker = self.tables.worker_of(source)
         if worker is not None:
             worker.delays = {row[0]: row for row in message.rows}
@@ -178,7 +178,7 @@ class Deadlocks:
                 yield waits, between
 
     def _lasts(self, blocked: BlockedTask) -> bool:
-        """Whether it is long and, as far as is known, ends only when all its objects exist."""
+        """Whether a wait is long and, as far as is known, ends only when all its objects exist."""
         if self._found.get((blocked.task_id, blocked.wanted), 0) < LOOKS:
             return False  # It will be followed itself.
         task, worker = self.tables.tasks.get(blocked.task_id), self._worker_of(blocked)

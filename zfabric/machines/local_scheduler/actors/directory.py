@@ -199,7 +199,7 @@ class ActorDirectory:
             self.requests.ask(m.Write, tuple(puts), tuple(deletes), then=self._written, about=actors)
 
     def is_durable(self, actor_id: bytes) -> bool:
-        """Whether its row is written."""
+        """Whether a detached actor's row is written."""
         return actor_id not in self._not_durable
 
     def await_durable(self, actor_id: bytes) -> bool:
@@ -528,7 +528,7 @@ class ActorDirectory:
             self._died(record, pack_failure("ActorDiedError", text, (*facts, ("restarts", record.restarts))))
 
     def _make_again(self, record: ActorRecord) -> str:
-        """Run its task again. Return why that is impossible, or empty."""
+        """Run an actor's task again. Return why that is impossible, or empty."""
         task = record.task
         self.references.clear(task)
         return self.rebuilding.rebuild(task, "its actor is to be restarted")
@@ -565,7 +565,7 @@ class ActorDirectory:
                 self.tables.promises.remove(identifier)
 
     def remote_ended(self, job_id: bytes, job: JobRecord | None) -> None:
-        """The same for actors of other homes."""
+        """Remove a job's actors of other homes."""
         for identifier in [each for each in self.tables.remote_actors if each[:JOB_BYTES] == job_id]:
             remote = self.tables.remote_actors.pop(identifier)
             text = f"actor {short(identifier)} is dead: its job has ended"
@@ -659,7 +659,7 @@ class ActorDirectory:
 
 
 def how_it_died(worker: WorkerRecord, died: m.ProcessDied) -> tuple[str, str, Facts]:
-    """Why its process ended, the last lines of stderr, and facts."""
+    """Why an actor's process ended, the last lines of stderr, and facts."""
     how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"
     cause = f"its process ended with {how}"
     if worker.kill_reason == "memory":

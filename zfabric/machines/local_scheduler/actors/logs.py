@@ -201,7 +201,7 @@ class ActorLogs:
         self._delete(log, spare)
 
     def _lives(self, identifier: bytes) -> bool:
-        """Whether a value may have to be made again, or is."""
+        """Whether a value may have to be made again, or is being made."""
         record = self.tables.find(identifier)
         return record is not None and record.status != FAILED
 
@@ -300,7 +300,7 @@ class ActorLogs:
         self.requests.ask(m.Scan, table, actor_id, after, PAGE, then=then, about=about)
 
     def _remakes(self, source: Address, actor_id: bytes) -> bool:
-        """Whether it replays the actor's calls for a lost value."""
+        """Whether a process replays the actor's calls for a lost value."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
         return worker is not None and any(

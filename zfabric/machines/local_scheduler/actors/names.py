@@ -142,7 +142,7 @@ class ActorNames:
         self.tables.send_to_node(home, m.NameClaimed(message.actor_id, has))
 
     def _is_stale(self, holder: _Holder) -> bool:
-        """Whether its home has a newer daemon, which has not repeated the claim."""
+        """Whether the holder's home has a newer daemon, which has not repeated the claim."""
         node = self.tables.nodes.get(holder.home)
         return node is None or (node.daemon != holder.daemon and node.is_ready)
 

@@ -171,7 +171,7 @@ class Groups:
                 self._warn(now, self.tables.groups[group])
 
     def next_deadline(self) -> float | None:
-        """When to do so next."""
+        """When the survey ends, or a driver is warned."""
         dues = [*self._unmet.values(), *(() if self._until is None else (self._until,))]
         return min(dues, default=None)
 

@@ -83,7 +83,7 @@ class DetachedActors:
         return job.id in self._elsewhere.get(node, ())
 
     def lives_here(self, job: JobRecord) -> bool:
-        """Whether it goes on for actors here, or for some that nodes may yet report."""
+        """Whether a job goes on for actors here, or for some that nodes may yet report."""
         records = self.tables.actors
         if any(each.detached and each.state != DEAD and not each.killed and _in(each.id, job) for each in records.values()):
             return True

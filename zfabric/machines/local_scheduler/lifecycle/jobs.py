@@ -349,7 +349,7 @@ class Jobs:
             self.departures.release(driver)
 
     def row(self, job: JobRecord, status: str) -> bytes:
-        """Its row in the control store."""
+        """A job's row in the control store."""
         driver = job.driver
         return pack_row(
             {

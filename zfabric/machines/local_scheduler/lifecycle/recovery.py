@@ -289,7 +289,7 @@ class Recovery:
         return list(self._stored) if self.tables.nodes else []
 
     def settle(self) -> None:
-        """Drop what is not needed. All nodes have registered."""
+        """Drop what was found and is not needed. All nodes have registered."""
         self._drop_rows()
         self._inside.clear()
         self._free_found(list(self._stored))
@@ -716,7 +716,7 @@ class Recovery:
             self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = False
 
     def _restore(self, object_id: bytes) -> None:
-        """Restore its row, and transitively those of its inputs, as finished tasks."""
+        """Restore an object's row, and transitively those of its inputs, as finished tasks."""
         agenda = deque([object_id[:TASK_BYTES]])
         restored: list[TaskRecord] = []
         while agenda:

@@ -153,7 +153,7 @@ class Borrowing:
         self._release()
 
     def begin_anew(self, node: bytes) -> None:
-        """Drop what is under way to a node's former daemon."""
+        """Drop what is under way to a former daemon: ``repeat`` sends what still counts."""
         self._drop(node)
         for record in self.tables.values():
             record.drop_fetcher(node)
@@ -227,5 +227,5 @@ class Borrowing:
             self.references.retain_rows_for(source[1:], message.object_ids)
 
     def on_release_rows(self, now: float, source: Address, message: m.ReleaseRows) -> None:
-        """Release these rows."""
+        """Release rows that another node no longer names."""
         self.references.release_rows_for(source[1:], message.object_ids)

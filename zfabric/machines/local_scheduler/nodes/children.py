@@ -48,7 +48,7 @@ class Children:
             self._forget_ended()
 
     def parent_ended(self, task: TaskRecord) -> None:
-        """Entrust its unfinished children, and those of its finished children."""
+        """Entrust an ended task's unfinished children, and those of its finished children."""
         unfinished: list[TaskRecord] = []
         agenda = self._take(task)
         while agenda:
@@ -61,7 +61,7 @@ class Children:
             self.entrusting.entrust_unfinished(unfinished)
 
     def parent_lost(self, task: TaskRecord) -> None:
-        """Drop its children: the next attempt submits its own."""
+        """Drop a void attempt's children: the next one submits its own."""
         self._take(task)
 
     def end_of_turn(self) -> None:

@@ -56,7 +56,7 @@ class Copies:
         return (size, *(each for each in (*others[-1:], retains, *others[:-1]) if each != node))
 
     def places(self, value: Stored | Elsewhere) -> tuple[int, m.Ids]:
-        """Its size and the nodes that may have it, first the one that retains it."""
+        """A value's size and the nodes that may have it, first the one that retains it."""
         first = value.place if isinstance(value, Elsewhere) else self.node
         return value.size, (first, *(each for each in copies_of(value) if each in self.tables.nodes and each != first))
 

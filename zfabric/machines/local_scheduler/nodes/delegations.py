@@ -86,7 +86,7 @@ class Delegations:
         return max(1, count_fitting(node.resources, queue.demand, 0)) - len(node.inflight)
 
     def waits_for_room(self, queue: ShapeQueue, nodes: Iterable[NodeRecord | None]) -> bool:
-        """Whether its tasks must not run twice, and none of these nodes can begin them now."""
+        """Whether a queue's tasks must not run twice, and none of these nodes can begin them now."""
         if not queue or not self.tables.runs_once(queue.last):
             return False
         return any(self.room_for_once(queue, node) <= 0 for node in nodes if node is not None)
@@ -199,5 +199,5 @@ def _without_strategy(row: m.Row, function: FunctionRecord) -> m.Row:
 
 
 def is_own_work(queue: ShapeQueue) -> bool:
-    """Whether its tasks are at home here and may run anywhere."""
+    """Whether a queue's tasks are at home here and may run anywhere."""
     return not queue.delegated and not queue.shared and not queue.strategy

@@ -86,7 +86,7 @@ class DetachedCreation:
         self._ask(row[TASK_ID], source, token, (about, exported, row, homes, tables.node))
 
     def _ask(self, actor_id: bytes, source: Address, token: int, arguments: m.Row) -> None:
-        """Request it of the home of the job, and from there of the head."""
+        """Pass a request on to the home of the job, and from there to the head."""
         job = self.tables.jobs.get(arguments[0][0])
         if job is None or job.ended:
             self._open.pop(actor_id, None)

@@ -120,7 +120,7 @@ class Draining:
         return max([self._busy_at, self.workers.last_removed, *ends])
 
     def _is_idle(self) -> bool:
-        """Whether it does nothing for anybody. Values do not count: others copy them."""
+        """Whether this node does nothing for anybody. Values do not count: others copy them."""
         tables = self.tables
         if tables.recovering or tables.bundles or self._actors() or any(worker.state != IDLE for worker in tables.workers.values()):
             return False

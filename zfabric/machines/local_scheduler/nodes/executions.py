@@ -299,7 +299,7 @@ class Executions:
         return self._over(home.ends.acknowledged(message.number, message.callers)) if home is not None else []
 
     def home_gone(self, dead: NodeRecord) -> None:
-        """Drop its unacknowledged ends."""
+        """Drop ends that a dead home has not acknowledged."""
         self._over(dead.ends.take_all())
 
     def _over(self, retained: list[Retained]) -> list[Sent]:

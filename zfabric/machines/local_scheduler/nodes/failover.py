@@ -562,7 +562,7 @@ class Failover:
 
 
 def _is_to_run(task: TaskRecord) -> bool:
-    """Whether it lacks a value and an attempt, or has no value to make."""
+    """Whether a task has no attempt and lacks a value, or has none to make."""
     return task.state == DONE and (task.outputs == () or any(value.is_lost for value in task.values()))
 
 

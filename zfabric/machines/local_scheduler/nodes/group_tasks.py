@@ -56,7 +56,7 @@ class GroupTasks:
             self.tables.send_to_peer(node, m.WatchGroup(group))
 
     def node_died(self, node: bytes) -> None:
-        """Treat its groups as removed."""
+        """Treat a dead home's groups as removed."""
         lost = [term for queue in self.tables.queues.values() if (term := queue.group) is not None and term.home == node]
         for group in {term.group for term in lost}:
             self._changed(m.GroupState(group, REMOVED, (), "the node that had made it is dead"))

@@ -103,7 +103,7 @@ class Guests:
                     self.tables.send_to_control(guest.worker, m.RetireActor(actor_id, attempt, False))
 
     def may_leave(self, guest: GuestRecord) -> bool:
-        """Whether it may end here: its placement group must have its bundle elsewhere."""
+        """Whether a guest may end here: its placement group must have its bundle elsewhere."""
         term = self.tables.queue_of(guest.task).group
         home = self.tables.nodes.get(term.home) if term is not None else None
         if term is None or home is None or not guest.may_restart:
@@ -132,7 +132,7 @@ class Guests:
             self.actors.on_actor_exiting(now, source, message)
 
     def on_died(self, death: GuestDied) -> None:
-        """Report its death, behind the outcomes of its calls."""
+        """Report a guest's death, behind the outcomes of its calls."""
         actor_id, worker, died = death
         guest = self.records.get(actor_id)
         if guest is None or guest.worker is not worker:

@@ -194,7 +194,7 @@ class LoneTasks:
 
 
 def _queue_of(row: m.Row, function: FunctionRecord) -> ShapeQueue | None:
-    """Its queue if it has no option but a strategy."""
+    """The queue of a task with no option but a strategy; else None."""
     if len(row) == 4:
         return function.queue
     options = row[4]

@@ -338,7 +338,7 @@ class PeerRecovery:
         return next((home for home, rows in self.tables.entrusted.items() if object_id[:TASK_BYTES] in rows), b"")
 
     def _join(self, restored: AnyObject, homeless: ObjectRecord) -> None:
-        """Move its state into the restored record."""
+        """Move a homeless object's state into the restored record."""
         restored.join(homeless, self.tables.inline)
         stream = self.tables.streams.get(homeless.id[:TASK_BYTES])
         if stream is not None and stream.owner is homeless:
@@ -376,7 +376,7 @@ class PeerRecovery:
                 self.tables.send_to_node(home, m.Cancel((object_id,), *hold.cancelled))
 
     def wake(self, record: AnyObject) -> None:
-        """Request its value, if something waits for it."""
+        """Request a value with a known home, if something waits."""
         if record.status != PENDING:
             return
         record.expect(self.tables.inline)

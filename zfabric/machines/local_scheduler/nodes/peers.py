@@ -232,7 +232,7 @@ class Peers:
         self.names.node_died(node.token)
 
     def _end_orphans(self, home: bytes, now: float) -> None:
-        """Stop its tasks here, with their children: nobody reads their values."""
+        """Stop a dead home's tasks here, with their children: nobody reads their values."""
         orphans = [each for each in self.tables.tasks.values() if each.submitter == home and each.function.delegated]
         for task in self.stopping.with_children(orphans):
             self.stopping.stop(task, "cancelled", now)

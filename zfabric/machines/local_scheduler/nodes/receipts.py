@@ -48,7 +48,7 @@ class Receipts:
     # -- acknowledgements --
 
     def end_of_turn(self, now: float) -> None:
-        """Acknowledge what is due."""
+        """Acknowledge due ends and outcomes."""
         for node, due in list(self.owed.items()):
             if node.inbox.newest is None or self.tables.nodes.get(node.token) is not node:
                 del self.owed[node]

@@ -74,7 +74,7 @@ class ReferenceWatches:
     # -- what decides --
 
     def review(self) -> None:
-        """Decide what can be decided now."""
+        """Decide undecided watches where possible."""
         undecided, self.undecided = self.undecided, {}
         for object_id in undecided:
             watch = self.tables.watches.get(object_id)
@@ -85,7 +85,7 @@ class ReferenceWatches:
         return self.references.paused or record.home == NO_HOME or not self._has_taken_over(watch.former)
 
     def _has_taken_over(self, former: bytes) -> bool:
-        """Whether this node has taken over, or need not. It may be notified of the death later."""
+        """Whether this node has taken over from a dead one, or need not; it may be notified of the death later."""
         return not former or self.tables.dead.get(former, former not in self.tables.nodes)
 
     def _decide(self, object_id: bytes, watch: ReferenceWatch) -> None:

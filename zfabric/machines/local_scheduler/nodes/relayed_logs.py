@@ -162,7 +162,7 @@ class GuestLogs:
                 self.tables.send_to_node(node, m.CallerGone(caller))
 
     def on_call_counts(self, now: float, source: Address, message: m.CallCounts) -> None:
-        """Pass on how many unlogged calls have ended."""
+        """Pass on how many unlogged calls ended."""
         life = self._life_in(source, message.actor_id)
         if life is None:
             self.logs.on_call_counts(now, source, message)

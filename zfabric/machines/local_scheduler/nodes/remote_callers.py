@@ -79,7 +79,7 @@ class RemoteCallers:
         return any(call_id in each for calls in retained for each in calls.values())
 
     def on_relayed_receipt(self, now: float, source: Address, message: m.RelayedReceipt) -> None:
-        """Pass on which outcomes a caller has received."""
+        """Pass on a caller's receipt."""
         worker = self._worker_of(source, message.actor_id)
         if worker is not None and worker.process is not None:
             caller = remote_caller(message.caller, source[1:])
@@ -185,7 +185,7 @@ class RemoteCallers:
             del self.tables.relayed_streams[call_id]
 
     def on_caller_gone(self, now: float, source: Address, message: m.CallerGone) -> None:
-        """Notify actors of the exit of a caller."""
+        """Notify actors of a caller's exit."""
         caller = remote_caller(message.incarnation, source[1:])
         self._callers[source[1:]].discard(caller)
         self._notify(caller)

@@ -186,7 +186,7 @@ class CallResults:
 
 
 def is_plain_outcome(row: m.Row) -> bool:
-    """Whether it is one small value without refs."""
+    """Whether an outcome is one small value without refs."""
     return row[2] == OK and not any(row[4]) and tuple(map(type, row[3])) == _ONE_SMALL
 
 

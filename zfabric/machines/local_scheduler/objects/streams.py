@@ -113,7 +113,7 @@ class Streams:
             self.outcomes.settle_value(stream.pending.pop(index), FAILED, pack_failure("ObjectLostError", text))
 
     def on_wanted(self, wanted: StreamWanted) -> None:
-        """Run a stream's task again for lost values."""
+        """Run a task again for lost values."""
         stream, task = wanted.stream, wanted.stream.owner
         if not isinstance(task, TaskRecord) or not stream.pending:
             return
@@ -374,7 +374,7 @@ class Streams:
     # -- after a restart of the daemon --
 
     def is_value(self, identifier: bytes) -> bool:
-        """Whether it is of a stream of this home."""
+        """Whether an object is a value of this home's streams."""
         stream = self.records.get(identifier[:TASK_BYTES])
         return stream is not None and identifier != stream.owner.object_id
 

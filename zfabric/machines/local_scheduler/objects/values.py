@@ -90,7 +90,7 @@ class Values:
                     self.outcomes.set_failure(record, status, value)
 
     def _job_lives(self, identifier: bytes) -> bool:
-        """Whether its job lives: else nobody would release it."""
+        """Whether a value's job lives: else nobody would release the value."""
         job = self.tables.jobs.get(identifier[:JOB_BYTES])
         return job is not None and not job.ended
 

@@ -73,7 +73,7 @@ class ActorReports:
         return living or [record.id for record in self._listed() if name and record.name == name]
 
     def explain(self, record: ActorRecord, wanted_by: Callable[[BlockedTask], str], queued: Callable[[], str]) -> Diagnosis:
-        """Why it is in its state: ``wanted_by`` describes what a call waits for, ``queued`` why the creation waits."""
+        """Why an actor is in its state: ``wanted_by`` describes what a call waits for, ``queued`` why the creation waits."""
         row = self._row(record)
         facts: list[tuple[str, str]] = [("actor", brief(record.id)), ("class", record.class_name), *self.tables.job_fact(record.id)]
         if record.name:
@@ -150,12 +150,12 @@ def _holders(record: ActorRecord) -> set[bytes]:
 
 
 def watches(task: TaskRecord) -> bool:
-    """Whether it makes the actor that watches a job of ``zfabric submit --detach``."""
+    """Whether a task makes the actor that watches a job of ``zfabric submit --detach``."""
     return task.function.actor is not None and task.option("namespace") == JOBS_NAMESPACE
 
 
 def watches_job(worker: WorkerRecord, tables: Tables) -> bool:
-    """Whether it has, or makes, such an actor."""
+    """Whether a worker has, or makes, such an actor."""
     tasks = (*map(tables.tasks.get, worker.actors), *worker.inflight.values())
     return any(task is not None and watches(task) for task in tasks)
 

@@ -298,17 +298,17 @@ class Diagnoses:
 
 
 def running_since(worker: WorkerRecord) -> float:
-    """When its task began: another had ended, or the one below had blocked."""
+    """When a worker's task began: another had ended, or the one below had blocked."""
     return max([worker.last_progress, *(blocked.at for blocked in worker.blocked_tasks if blocked.at is not None)])
 
 
 def failed(task: TaskRecord) -> bool:
-    """Whether a value has an error in its place."""
+    """Whether a task's value has an error in its place."""
     return any(record.status not in (OK, PENDING) for record in task.values())
 
 
 def where(value: bytes | Stored | Elsewhere | None) -> str:
-    """Where it is, as in listings."""
+    """Where a value is, as in listings."""
     if value is None:
         return "nowhere"
     return "inline" if isinstance(value, bytes) else "store" if isinstance(value, Stored) else f"node {value.place.hex()}"

@@ -48,7 +48,7 @@ class Backpressure:
             self._room = room - sum(task.function.result_bytes for task in running if not task.row[3])
 
     def holds(self, queue: ShapeQueue) -> bool:
-        """Whether its next task without inputs waits."""
+        """Whether a queue's next task without inputs waits."""
         if self._room is None or not queue.tasks or queue.tasks[0].row[3]:
             return False
         size = queue.tasks[0].function.result_bytes
@@ -77,7 +77,7 @@ class Backpressure:
         return max((task.function.mean or 0.0 for task in found), default=None)
 
     def _makes_room(self, task: TaskRecord) -> bool:
-        """Whether it reads a value of this store that no process holds."""
+        """Whether a task reads a value of this store that no process holds."""
         records = map(self.tables.find, task.row[3])
         return any(record is not None and type(record.value) is Stored and record.holders is None for record in records)
 
@@ -89,5 +89,5 @@ def running(worker: WorkerRecord) -> list[TaskRecord]:
 
 
 def _goes_on(queue: ShapeQueue) -> bool:
-    """Whether its task may begin, now or after one of its own."""
+    """Whether a queue's task may begin, now or after one of its own."""
     return queue.pool.fits(queue.demand) or any(not worker.blocked_tasks for worker in queue.leased.values())

@@ -335,7 +335,7 @@ class Dispatcher:
         worker.blocked_tasks.clear()
 
     def release(self, worker: WorkerRecord) -> None:
-        """Return its resources to the pool."""
+        """Return a worker's resources to the pool."""
         self.direct.end(worker)
         for blocked in worker.blocked_tasks:
             self._blocked.pop(blocked.task_id, None)
@@ -396,7 +396,7 @@ class Dispatcher:
             self._assign(worker, batch, now, inline=False)
 
     def _may_run_long(self, worker: WorkerRecord, now: float) -> bool:
-        """Whether its task may take long: nothing should wait behind it."""
+        """Whether a worker's task may take long: nothing should wait behind it."""
         waiting = {blocked.task_id for blocked in worker.blocked_tasks}
         running = next((task for task in worker.inflight.values() if task.id not in waiting), None)
         mean = running.function.mean if running is not None else 0.0

@@ -618,11 +618,11 @@ class Outcomes:
         return tasks
 
     def reads_large(self, task: TaskRecord) -> bool:
-        """Whether it reads an existing large value."""
+        """Whether a task reads an existing large value."""
         return any(type(record.value) in _LARGE for record in map(self.tables.find, task.row[3]) if record is not None)
 
     def reads_elsewhere(self, task: TaskRecord) -> bool:
-        """Whether it reads another node's large value."""
+        """Whether a task reads another node's large value."""
         return any(type(record.value) is Elsewhere for record in map(self.tables.find, task.row[3]) if record is not None)
 
     def resolved(self, task: TaskRecord) -> None:
@@ -666,7 +666,7 @@ class Outcomes:
             self.make_ready(task, front=True)
 
     def renumber(self, task: TaskRecord) -> None:
-        """Number the next attempt of a task."""
+        """Number a task's next attempt."""
         task.attempt = next_attempt(task.attempt, self.tables.first_attempt)
 
     def _detach(self, task: TaskRecord) -> None:

@@ -31,7 +31,9 @@ class Rebuilding:
         self.outcomes = outcomes
 
     def rebuild(self, record: AnyObject, reason: str) -> str:
-        """Run its task again, after its inputs' tasks, without recursion: chains are long. Return why that is impossible, or empty."""
+        """Run a lost value's task again, after its inputs' tasks, without recursion: chains are long. Return why that is impossible, or
+        empty.
+        """
         agenda = [record]
         begun: set[TaskRecord] = set()  # Their lost inputs are above them on the agenda.
         while agenda:

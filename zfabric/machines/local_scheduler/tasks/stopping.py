@@ -97,7 +97,7 @@ class Stopping:
                     del self._graces[task_id]
 
     def next_deadline(self) -> float | None:
-        """When to do so next."""
+        """The next deadline or repeated request."""
         if not (self._asked or self._graces or len(self._deadlines)):
             return None
         soonest = self._deadlines.next()
@@ -381,7 +381,7 @@ def _has_begun(task: TaskRecord) -> bool:
 
 
 def _may_be_given_up(task: TaskRecord) -> bool:
-    """Whether it may have its outcome while it runs: it was sent, and only its end matters to others."""
+    """Whether a task may have its outcome while it runs: it was sent, and only its end matters to others."""
     unsent = task.rare is not None and task.rare.wait_locations is not None
     return task.function.actor is None and task.function.stream is None and not unsent and not task.function.delegated
 
@@ -391,5 +391,5 @@ def _outlives_its_parent(task: TaskRecord) -> bool:
 
 
 def _keeps_its_outcome(task: TaskRecord) -> bool:
-    """Whether it is being rebuilt: only force stops it, and its children are needed."""
+    """Whether a task is being rebuilt: only force stops it, and its children are needed."""
     return task.rare is not None and task.rare.rebuilt and task.state != DONE

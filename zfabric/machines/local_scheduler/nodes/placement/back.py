@@ -101,7 +101,7 @@ class Reclaiming:
         self._reclaim(node, found)
 
     def _may_run_anywhere(self, task: TaskRecord) -> bool:
-        """Whether it only prefers a place. Actors stay, and so does what may wait for large inputs."""
+        """Whether a task only prefers a place. Actors stay, and so does what may wait for large inputs."""
         strategy = self.tables.queue_of(task).strategy
         if not self._may_move(task) or task.function.actor is not None or not strategy or not only_prefers(strategy):
             return False
@@ -144,7 +144,7 @@ class Reclaiming:
                 return
 
     def _movable(self, donor: NodeRecord) -> list[TaskRecord]:
-        """Its last tasks that others would begin sooner. These attempts do not move again."""
+        """A donor's last tasks that others would begin sooner. These attempts do not move again."""
         rooms: dict[ShapeQueue, int] = {}
         found: list[TaskRecord] = []
         for task in islice(reversed(donor.inflight.values()), min(RECLAIMED_MOST, self._count_waiting(donor))):
@@ -161,7 +161,7 @@ class Reclaiming:
         return len(node.inflight) - self.tables.begun_at(node)
 
     def _may_move(self, task: TaskRecord) -> bool:
-        """Whether another node may run it, and this attempt has not moved."""
+        """Whether another node may run a task, and this attempt has not moved."""
         if task.state != ASSIGNED or self.outcomes.reads_elsewhere(task):
             return False
         return task.rare is None or task.rare.moved != task.attempt
@@ -223,7 +223,7 @@ class Returns:
         """Queues without room because of actors or bundles, by token, and since when."""
 
     def on_reclaim(self, now: float, source: Address, message: m.Reclaim) -> None:
-        """Return those that have not begun."""
+        """Return the unbegun tasks of a ``Reclaim``."""
         if source[1:] in self.tables.nodes:
             tasks = [task for task in map(self.tables.tasks.get, message.task_ids) if task is not None and task.submitter == source[1:]]
             self._return_unbegun(source[1:], [task for task in tasks if task.state in (READY, WAITING)])

@@ -166,7 +166,7 @@ class PlacementRequests:
         return queue.pool.fits(queue.demand)
 
     def _ends_soon(self, queue: ShapeQueue) -> bool:
-        """Whether this node will begin its tasks sooner than others, or they are too short to send."""
+        """Whether this node will begin a queue's tasks sooner than others, or they are too short to send."""
         mean = mean_of(queue)
         if mean is None:
             return False
@@ -232,7 +232,7 @@ def _begin(now: float, queue: ShapeQueue) -> _Wait:
 
 
 def _was_dealt(queue: ShapeQueue) -> bool:
-    """Whether it is this node's share of tasks that any node may run."""
+    """Whether a queue is this node's share of tasks that any node may run."""
     return queue.strategy[:1] == HERE and only_prefers(queue.strategy) and not queue.delegated and not queue.shared
 
 
