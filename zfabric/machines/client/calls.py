@@ -301,7 +301,6 @@ class Calls:
         return row
 
     def _unpark_all(self, target: Target) -> None:
-        """Put parked calls first: the actor has moved."""
         target.put_first([self._unpark(target, call_id) for call_id in list(target.parked)])
 
     def _try_parked(self, call_id: bytes) -> None:

@@ -1,7 +1,6 @@
-"""The client's side of pins: places in the arena that this process has received, and its values that look into them.
+"""The client's side of pins (decision 0004): places in the arena that this process has received, and its values that look into them.
 
-Each time that a place is sent here is a pin (``Unpin``). They are released when this process has neither a ref to the object nor a value
-that looks into it.
+Each received place is a pin (``Unpin``), released when this process has neither a ref to the object nor a value that looks into it.
 """
 
 from __future__ import annotations

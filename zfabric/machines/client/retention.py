@@ -1,7 +1,5 @@
-"""What a client retains of objects besides their entries.
-
-These are objects that a row without an outcome names, for a restarted scheduler, and task rows of values that are only in the arena, for a
-rebuild. Refs inside a value count as refs of this process while it has the value.
+"""What a client retains of objects besides their entries: what a row without an outcome names, for a restarted scheduler, and task rows of
+values that are only in the arena, for a rebuild. Refs inside a value count as refs of this process while it has the value.
 """
 
 from __future__ import annotations

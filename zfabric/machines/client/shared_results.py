@@ -1,7 +1,5 @@
-"""Results of calls that other processes need, too.
-
-The scheduler has no record of a small result until a row or value names it for another process. Then it is notified to expect it, and
-receives it when it arrives.
+"""Results of calls that other processes need, too (decision 0011): the scheduler is notified to expect them, and receives them when they
+arrive.
 """
 
 from __future__ import annotations

@@ -209,7 +209,6 @@ class Tasks:
             self._direct.count(source[1:], message.rows)
 
     def _end_cancelled(self, message: m.Results) -> None:
-        """Remove cancellations of ended tasks: outcomes are final."""
         outcomes = {task_id for task_id, _, _ in message.rows}
         for identifier in [each for each in self.cancelled if each[:TASK_BYTES] in outcomes]:
             del self.cancelled[identifier]

@@ -103,7 +103,6 @@ class UnreadFailures:
         self.lost, self.count = None, 0
 
     def _is_needed(self, task_id: bytes) -> bool:
-        """Whether a pending row names a value, and so fails with it."""
         return task_id + FIRST_RETURN in self._needed
 
     def _lose(self, failure: tuple[int, bytes]) -> None:

@@ -73,7 +73,6 @@ class Ranges:
             self.add(start, size)
 
     def __iter__(self) -> Iterator[Range]:
-        """All ranges, by start."""
         return iter([(start, self._sizes[start]) for start in self._starts])
 
     def __len__(self) -> int:

@@ -1,7 +1,4 @@
-"""A link: delivers all messages of one incarnation to another once and in order, whatever the network does.
-
-Frames are numbered from 1. Each acknowledges the newest frame received in order. Unacknowledged frames are repeated, ever more slowly;
-duplicates are dropped; early frames wait. The link ends with either incarnation; registration rebuilds what was on it. A large message
+"""A link: delivers all messages of one incarnation to another once and in order, whatever the network does (decision 0003). A large message
 travels in several frames (``codec.cut``).
 """
 

@@ -348,7 +348,6 @@ class ControlStore:
         self._wait(source, message.token, m.Written(message.token, not text, text))
 
     def _current(self, table: str, key: bytes) -> bytes | None:
-        """A key's value once everything is committed."""
         for transaction in (self._gathered, self._in_flight):
             if transaction is not None and (table, key) in transaction.rows:
                 return transaction.rows[table, key]
@@ -408,7 +407,6 @@ class ControlStore:
     # -- events ----------------------------------------------------------------------------------------------------------------
 
     def _bound_events(self, transaction: _Transaction) -> None:
-        """Delete the oldest events past the cap."""
         size = self._events_bytes
         if transaction.touches(EVENT):
             for (table, key), value in transaction.rows.items():

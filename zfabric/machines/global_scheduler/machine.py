@@ -129,7 +129,6 @@ class GlobalScheduler:
         return [self._nodes[node] for node in sorted(self._nodes) if covers(self._nodes[node].total, demand)]
 
     def _fetch_times(self, inputs: Rows, nodes: list[NodeView]) -> dict[bytes, float]:
-        """Seconds to fetch the inputs that each lacks."""
         if not inputs:
             return {}
         has: dict[bytes, int] = dict(inputs)

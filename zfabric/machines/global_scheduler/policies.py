@@ -171,7 +171,6 @@ class _Room:
         return max(wait, self.fetch), (self.ahead + self.given) / self.cpus, self.index
 
     def started_by(self, time: float) -> int:
-        """How many tasks can have started by a time."""
         if time < self.fetch:
             return 0
         return self.free + max(0, int((time - self.backlog) / self.each))

@@ -414,7 +414,6 @@ class Tables:
             self._find_out_if_away(queue)
 
     def _drop_queues(self, job: JobRecord, new: ShapeQueue) -> None:
-        """Remove empty queues of no function."""
         functions = (*job.functions.values(), *job.delegated.values())
         needed = {new.token, *(function.queue.token for function in functions)}
         for shape, queue in list(job.queues.items()):

@@ -1,11 +1,8 @@
-"""The member of a node: joins the cluster, renews the node's lease, passes on the node table.
+"""The member of a node: joins the cluster, renews the node's lease, passes on the node table (decision 0005).
 
-A lease begins when its renewal is sent, and so never ends later here than at the registry. Without a renewal the node stops before it is
-declared dead: at 0.8 of the lease nothing leaves it, at 0.9 its workers are stopped. If only the head was held up, the node goes on with a
-late renewal. After two leases it ends.
-
-A restarted daemon begins with its predecessor's node table and end of lease. It is silent until the registry has answered, and stops the
-workers when its predecessor would have.
+A lease begins when its renewal is sent, and so never ends later here than at the registry. At 0.8 of an unrenewed lease nothing leaves the
+node, at 0.9 its workers are stopped; after two leases it ends. A restarted daemon begins with its predecessor's node table and end of
+lease. It is silent until the registry has answered, and stops the workers when its predecessor would have.
 """
 
 from __future__ import annotations

@@ -259,7 +259,6 @@ class Room:
             self._give(waiter, start, size)
 
     def _portion(self, preparation: Preparation) -> int:
-        """The waiter's bytes; the rest is for others."""
         waiter = preparation.waiter
         if waiter is None or waiter.cancelled:
             return 0

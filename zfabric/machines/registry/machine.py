@@ -1,8 +1,8 @@
-"""The registry decides, alone, which nodes a cluster has, and that a node is dead.
+"""The registry decides, alone, which nodes a cluster has, and that a node is dead (decision 0005).
 
 A living node has a row in the head's control store ("member"), durable before the node is notified; its deletion is durable before anybody
-is notified of the death. So a restarted registry revokes nothing. A node lives while it renews its lease. Leases begin anew when the
-registry starts or was held up: one that stalls declares nobody dead.
+is notified of the death. So a restarted registry revokes nothing. Leases begin anew when the registry starts or was held up: one that
+stalls declares nobody dead.
 """
 
 from __future__ import annotations
@@ -292,7 +292,6 @@ class Registry:
         return {identifier: node for identifier, node in acting if not node.ending and not node.condemned}
 
     def _notice_stall(self, now: float) -> None:
-        """Begin all leases anew if the registry was held up."""
         if self._look_at and now > self._look_at + STALL_SECONDS and len(self._nodes) > 1:
             self._counts["stalls"] += 1
             self._probes.give_up()

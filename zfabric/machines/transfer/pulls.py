@@ -237,7 +237,6 @@ class Pulls:
     # -- requests --
 
     def _credit(self, source: bytes) -> int:
-        """How many more chunks a source may have credit for."""
         used = sum(pull.requests[source].outstanding for pull in self._active.values() if source in pull.requests)
         return max(0, self._config.transfer_credit - used)
 
@@ -265,7 +264,6 @@ class Pulls:
         self._perform(e.Send(TRANSFER_AGENT + node, message))
 
     def _end(self, request: Request, stop: bool, complete: bool = False) -> None:
-        """End a request's credit; chunks under way are accepted."""
         request.pull.requests.pop(request.source, None)
         self._hungry.pop(request.token, None)
         if stop:

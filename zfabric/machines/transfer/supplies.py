@@ -287,7 +287,6 @@ class Supplies:
                 self._tell(delivery.reader, m.Queued(delivery.token))
 
     def _has_heir(self, supply: Supply) -> bool:
-        """Whether a served reader has more than half of the value."""
         return any(each.served and 2 * each.position > supply.size for each in supply.readers.values())
 
     def _send(self, delivery: Delivery) -> None:

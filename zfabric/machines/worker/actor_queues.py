@@ -1,7 +1,7 @@
-"""Queued calls of actors that share a process: in order of arrival, but earlier if another call here waits for them.
+"""Queued calls of actors that share a process: in order of arrival, but earlier if another call here waits for them (decision 0011).
 
 Each actor has a queue, so its operations do not depend on others' calls. Queues with an awaited call alternate with the one whose first
-call came first: few calls wait at once, each in a thread, and an actor that goes on calling and waiting keeps no other out.
+call came first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The baton of a process that lightweight actors share: the call that has it runs. Actors live and end on their own.
+"""The baton of a process that lightweight actors share: the call that has it runs (decision 0011).
 
-A call in ``get`` passes the baton on, to calls of actors that have begun none: an actor runs its calls in turn. Once its values are there,
-the call takes the baton as soon as it is free, before any new call. So it waits for at most one other call, and calls between actors end as
-they would between processes. Calls of an actor whose running call waits are set aside.
+A call in ``get`` passes the baton on, to calls of actors that have begun none; calls of an actor whose running call waits are set aside.
+Once its values are there, the call takes the baton as soon as it is free, before any new call. So it waits for at most one other call, and
+calls between actors end as they would between processes.
 
 While threads or coroutines of a call wait in ``get``, the call lends the baton, and may compute beside the next. It needs the baton again
 once it has waited itself. Making an actor needs the baton, too, and so does ``__exit__``.
@@ -161,7 +161,6 @@ class Baton:
             self._end_actor(actor_id, b"")
 
     def _wait_may_end(self, actor_id: bytes) -> bool:
-        """Whether a call may go on without all its objects."""
         begun = self.busy[actor_id]
         return actor_id in self.may_end or begun in self.stopped or begun in self.mailbox.timed
 

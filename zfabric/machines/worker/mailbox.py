@@ -1,7 +1,7 @@
-"""The actor's side of calls: their queue, and outcomes on their way back.
+"""The actor's side of calls: their queue, and outcomes on their way back (decision 0011).
 
 Most outcomes go straight to the caller. Those with values in the arena, refs inside, or refs from the arguments go through the scheduler,
-behind all earlier messages: receivers then find the objects. Logged actors' outcomes leave once the log is durable (``call_log``).
+behind all earlier messages. Logged actors' outcomes leave once the log is durable (``call_log``).
 """
 
 from __future__ import annotations

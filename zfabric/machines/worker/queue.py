@@ -124,5 +124,4 @@ class TaskQueue:
 
 
 def _places_of(entry: Entry) -> list[tuple[bytes, Any]]:
-    """(id, value) of dependencies that came along, each pinned once."""
     return list(dict(zip(entry.row[3], entry.values, strict=False)).items()) if type(entry) is Item else []

@@ -1,8 +1,7 @@
-"""An actor that moves, since its node is drained: running calls end here, all others run there.
+"""An actor that moves, since its node is drained: running calls end here, all others run there (decision 0034).
 
-The process ends once nothing runs and callers have all outcomes; they send other calls to the next life. The process's own calls are not
-held: nobody would send them again. A concurrent call may wait for a held one, so calls are held for a while, let through for as long, then
-held for twice as long: waiting calls end in the pauses, and some hold outlasts any other call.
+The process ends once nothing runs and callers have all outcomes. A concurrent call may wait for a held one, so calls are held for a while,
+let through for as long, then held for twice as long: waiting calls end in the pauses, and some hold outlasts any other call.
 """
 
 from __future__ import annotations

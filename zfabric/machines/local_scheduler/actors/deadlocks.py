@@ -1,8 +1,6 @@
-"""Circles of tasks and calls that wait for each other: such a circle never ends by itself.
+"""Circles of tasks and calls that wait for each other: such a circle never ends by itself (decision 0011).
 
-Tasks alone form none: what a task waits for existed, as a row, before it. But a call waits until its actor has ended the call before it,
-which may wait for this one. The driver is warned once, and ``explain`` shows the circle. A timeout, a cancel, or the end of an actor or of
-the program breaks it.
+Tasks alone form none: what a task waits for existed, as a row, before it. The driver is warned once, and ``explain`` shows the circle.
 
 A warning requires that each member needs everything it waits for, has no timeout, and has waited for ``LOOKS`` checks: a shorter wait may
 end by a message under way. Actors that run several calls at once do not report their waits; a shared process reports only long calls

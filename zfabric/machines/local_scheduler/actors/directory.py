@@ -1,9 +1,8 @@
-"""Actors of a home: created, located by their callers, restarted, ended.
+"""Actors of a home: created, located by their callers, restarted, ended (decision 0011).
 
-An actor *is* the task that makes it: same id, row and lineage. A handle is a ref to that task's value, so handles are counted and travel as
-refs do. When the last handle is dropped, the actor ends after the calls already made; the fabric itself holds a detached actor. When its
-process dies and restarts are left, the task runs again. If the task was delegated, the actor lives on that node, whose record is its
-worker; this node still decides on its end and its restarts. Calls do not pass through here, except results that concern other processes
+An actor *is* the task that makes it, and a handle a ref to that task's value. When the last handle is dropped, the actor ends after the
+calls already made; the fabric itself holds a detached actor. If the task was delegated, the actor's worker is the record of that node; this
+node still decides on its end and its restarts (decision 0034). Calls do not pass through here, except results that concern other processes
 (``call_results``).
 """
 
@@ -528,7 +527,6 @@ class ActorDirectory:
             self._died(record, pack_failure("ActorDiedError", text, (*facts, ("restarts", record.restarts))))
 
     def _make_again(self, record: ActorRecord) -> str:
-        """Run an actor's task again. Return why that is impossible, or empty."""
         task = record.task
         self.references.clear(task)
         return self.rebuilding.rebuild(task, "its actor is to be restarted")
@@ -638,7 +636,6 @@ class ActorDirectory:
                 self._notify(record, record.watchers)
 
     def _end_in_time(self, record: ActorRecord) -> None:
-        """End a retiring actor in time, from the next ``tick`` on."""
         self.retiring[record] = None
         self.tables.deadlines.note(RETIRING)
 

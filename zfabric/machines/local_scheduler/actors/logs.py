@@ -105,7 +105,6 @@ class ActorLogs:
             log.ended, log.waits_for = message.ended, message.waits_for
 
     def _of(self, source: Address, message: m.LogAppended | m.Checkpoint) -> ActorLog | None:
-        """A message's log, if its sender may write it."""
         if not self.is_of(source, message.actor_id, message.attempt):
             self.tables.counts["refused"] += 1
             return None

@@ -46,7 +46,6 @@ def total_of(bundles: Collection[Demand]) -> Demand:
 
 
 def _largest_first(bundles: Mapping[int, Demand], rooms: Mapping[bytes, Amounts]) -> list[int]:
-    """Bundles by the largest share of a resource that each takes."""
     most = {name: max((room.get(name, 0) for room in rooms.values()), default=0) for bundle in bundles.values() for name, _ in bundle}
     share = {index: max((amount / max(1, most[name]) for name, amount in bundle), default=0.0) for index, bundle in bundles.items()}
     return sorted(bundles, key=lambda index: (-share[index], index))

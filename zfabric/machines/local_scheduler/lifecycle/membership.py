@@ -284,5 +284,4 @@ class Membership:
 
 
 def _unexpected(worker: WorkerRecord, died: m.ProcessDied) -> bool:
-    """Whether a worker died neither on purpose nor by an orderly exit."""
     return worker.kill_reason in ("", "memory") and bool(died.signal or died.exit_code)

@@ -379,7 +379,6 @@ class Recovery:
         return task
 
     def _note_use(self, source: Address, message: m.RunningTasks) -> None:
-        """Record a worker's GPUs, before resources are assigned."""
         worker = self.tables.worker_of(source)
         if worker is not None:
             worker.gpus = message.gpus

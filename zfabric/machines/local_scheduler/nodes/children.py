@@ -1,7 +1,7 @@
-"""Children that outlive their parents, on another node than the home of the job.
+"""Children that outlive their parents, on another node than the home of the job (decision 0039).
 
-Delegated tasks of a dead node run again and submit their children again, but nobody would submit the child of an ended parent. So when a
-delegated task ends, its unfinished children are entrusted to the home of the job, and when such a child ends, its own are.
+When a delegated task ends, its unfinished children are entrusted to the home of the job, and when such a child ends, its own are: nobody
+else would submit them again.
 """
 
 from __future__ import annotations

@@ -79,7 +79,6 @@ class _Takeover:
         """Unacknowledged ends of attempts here. The refs inside are pinned."""
 
     def with_values(self) -> Iterator[bytes]:
-        """Tasks that an attempt has ended with values."""
         rows = [row for _, row, _, _ in self.ends] + [row for completed in self.own_ends for row in completed.rows]
         return (row[0] for row in rows if row[2] == OK)
 
@@ -388,7 +387,6 @@ class Failover:
             self.tables.counts["taken_over"] += len(tasks)
 
     def _retain_foreign_rows(self, tasks: Iterable[TaskRecord]) -> None:
-        """Have homes retain the rows of the objects that these tasks name."""
         for record in (self.tables.find(each) for task in tasks for each in named_by(task)):
             if record is not None and record.hold is not None and record.hold.retain_row():
                 self.tables.to_retain.append(record)
@@ -471,7 +469,6 @@ class Failover:
         self.tables.for_nodes = [(node, value if each is orphan else each) for node, each in self.tables.for_nodes]
 
     def _adopt_values(self, takeover: _Takeover, records: list[AnyObject]) -> None:
-        """Adopt one copy of each lost value, release the others."""
         lost = {each.object_id: each for each in records if each.is_lost}
         for identifier, copies in takeover.copies.items():
             for copy in copies:
@@ -555,7 +552,6 @@ class Failover:
             self.borrowing.settle(named)
 
     def _end_attempts(self, own: list[TaskRecord], now: float) -> None:
-        """Stop unneeded attempts here, with their children."""
         void = [task for task in own if task.function.delegated and task.state != DONE]
         for task in self.stopping.with_children(void):
             self.stopping.stop(task, "cancelled", now)

@@ -1,7 +1,5 @@
-"""Guests: actors of other homes that live here.
-
-The home decides everything: it notifies callers, ends the actor, restarts it. This node passes on its requests, and reports the death of
-the process. If the home dies, the process ends.
+"""Guests: actors of other homes that live here (decision 0034). This node passes on the home's requests, and reports the death of the
+process. If the home dies, the process ends.
 """
 
 from __future__ import annotations

@@ -81,7 +81,6 @@ class KeyRequests:
 
 
 def _is_home(job: JobRecord | None, home: bytes, tables: Tables) -> bool:
-    """Whether a job's home lives, and ends the keys itself."""
     return job is not None if home == tables.node else home in tables.node_table
 
 

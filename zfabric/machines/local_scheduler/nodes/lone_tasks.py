@@ -1,7 +1,7 @@
 """Lone tasks on other nodes: the awaited message is sent before its cause is processed (decision 0016).
 
-For the first message of a turn, a finder reads the tables, unchanged, and finds what handler and turn would send. The shell sends it,
-processes the cause as usual, and calls ``settle``, which removes the duplicate. Anything but the plain case is left to the turn.
+A finder reads the tables, unchanged. The shell sends what it finds, processes the cause as usual, and calls ``settle``, which removes the
+duplicate. Anything but the plain case is left to the turn.
 """
 
 from __future__ import annotations
@@ -205,7 +205,6 @@ def _queue_of(row: m.Row, function: FunctionRecord) -> ShapeQueue | None:
 
 
 def _agree(booked: Any, sent: Any) -> None:
-    """Raise InvariantViolation unless the handler decided on what was sent."""
     if booked != sent:
         raise InvariantViolation(f"{sent} was sent ahead, and the books have {booked}")
 

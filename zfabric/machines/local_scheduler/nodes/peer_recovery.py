@@ -334,11 +334,9 @@ class PeerRecovery:
         return record.home != NO_HOME
 
     def _dead_home_of(self, object_id: bytes) -> bytes:
-        """The dead home that has entrusted its task here; empty if none."""
         return next((home for home, rows in self.tables.entrusted.items() if object_id[:TASK_BYTES] in rows), b"")
 
     def _join(self, restored: AnyObject, homeless: ObjectRecord) -> None:
-        """Move a homeless object's state into the restored record."""
         restored.join(homeless, self.tables.inline)
         stream = self.tables.streams.get(homeless.id[:TASK_BYTES])
         if stream is not None and stream.owner is homeless:

@@ -157,7 +157,6 @@ class ClusterQueries:
         return rows[: arguments[0]] if arguments and type(arguments[0]) is int else rows
 
     def _tasks(self, question: _Question) -> list[dict[str, Any]]:
-        """All tasks, running ones first and ended ones last."""
         return self._rows(question, lambda row: min(TASK_STATES.index(row["state"]), ENDED))
 
     def _objects(self, question: _Question) -> list[dict[str, Any]]:
@@ -205,7 +204,6 @@ class ClusterQueries:
         return list(found.values())
 
     def _first(self, question: _Question) -> Any:
-        """The first answer that is not None, this node's before others."""
         order = sorted(question.answers, key=lambda node: node != self.node)
         return next((answer for node in order if (answer := question.answers[node].payload) is not None), None)
 

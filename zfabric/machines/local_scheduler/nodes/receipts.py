@@ -1,8 +1,7 @@
-"""Acknowledgements of ends, and receipts: which outcomes of calls their callers have received.
+"""Acknowledgements of ends, and receipts: which outcomes of calls their callers have received (decision 0034).
 
-Outcomes are acknowledged (``EndsReceived``) only when callers have them: an actor would run a repeated call again, and this daemon may die
-before its frame reaches the caller. Callers are asked first; the acknowledgement, behind this node's holds, names those that have not
-answered.
+Callers are asked before outcomes are acknowledged (``EndsReceived``); the acknowledgement, behind this node's holds, names those that have
+not answered.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Actors on other nodes that processes here call: this node stands for the actors.
+"""Actors on other nodes that processes here call: this node stands for the actors (decision 0034).
 
-A process that asks for the location receives the name of this node's daemon, which relays calls and outcomes; so order, errors and retries
-are those of local calls, and a call is for one life (attempt). The home, which is that of the handle, reports every change of location; for
-a weak handle all nodes are asked. A guest on this node is called directly.
+The home, which is that of the handle, reports every change of location; for a weak handle all nodes are asked. A guest on this node is
+called directly.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Calls from other nodes to actors here: to the actors, this node stands for the callers.
+"""Calls from other nodes to actors here: to the actors, this node stands for the callers (decision 0034).
 
-A relayed call has a caller's name that includes the node. Its outcome passes through here (``CallOutcomes``), and the actor retains it
-until the caller has received it. Objects in the arguments are pinned until the outcome is sent, behind all holds (``Borrowing.holds``): so
-the actor's hold is registered before the caller drops a ref.
+An outcome passes through here (``CallOutcomes``), and the actor retains it until the caller has received it. Objects in the arguments are
+pinned until the outcome is sent, behind all holds (``Borrowing.holds``): so the actor's hold is registered before the caller drops a ref.
 """
 
 from __future__ import annotations

@@ -150,7 +150,6 @@ class Streams:
         self.outcomes.settle_value(record, FAILED, pack_failure("StreamEnded", text))
 
     def _release(self, stream: StreamRecord, index: int) -> None:
-        """Release a value that only the stream retained."""
         if index in stream.unclaimed:
             stream.unclaimed.discard(index)
             self.references.unpin((stream.value(index),))
@@ -339,7 +338,6 @@ class Streams:
             self._end_at(record, stream)
 
     def _lose(self, stream: StreamRecord) -> None:
-        """End and close a call's stream whose values were lost with a daemon."""
         if stream.end is None:
             self._end(stream, FAILED, _lost(stream))
             stream.closed = True

@@ -1,7 +1,6 @@
-"""Handlers of messages about values: put, held, released, fetched, located, lost.
+"""Handlers of messages about values: put, held, released, fetched, located, lost (decision 0004).
 
-``outcomes`` decides what a value means to tasks, ``references`` how long it is retained. The store pins values of the arena (``Stored``)
-for readers and answers their places.
+``outcomes`` decides what a value means to tasks, ``references`` how long it is retained.
 """
 
 from __future__ import annotations

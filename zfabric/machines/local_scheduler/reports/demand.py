@@ -48,7 +48,6 @@ class DemandReport:
                 yield from ((queue, task) for task in queue if task.state == READY)
 
     def _waiting_at(self, node: NodeRecord) -> Iterator[TaskRecord]:
-        """Tasks that a node cannot have begun, in order."""
         return (task for task in islice(node.inflight.values(), self.tables.begun_at(node), None) if task.state == ASSIGNED)
 
     def _groups(self) -> Iterator[dict[str, Any]]:

@@ -244,7 +244,6 @@ class Diagnoses:
         return {"actor": title(actor) + (f" and {more:,} more" if more else ""), "actor_id": actor.id.hex()}
 
     def _wanted_by(self, blocked: BlockedTask) -> str:
-        """What a blocked task or call waits for, and its circle."""
         names = [f"{brief(identifier)} ({self._maker(identifier, blocked)})" for identifier in blocked.wanted]
         circle = self.deadlocks.circle(blocked)
         return blocked_on(names) + (f"; it waits for itself: {circle}" if circle else "")

@@ -251,7 +251,6 @@ class Reports:
             self.requests.ask(m.Write, (), (), then=self._read_rows, about=about)
 
     def _read_rows(self, now: float, about: tuple[Address, int, str, bytes, int], answer: m.Written | None = None) -> None:
-        """Read the page: earlier writes are committed or have failed."""
         _, _, table, after, limit = about
         self.requests.ask(m.Scan, table, b"", after, limit, then=self._rows_found, about=about)
 
@@ -445,13 +444,11 @@ class Reports:
         }
 
     def _autoscaler(self, now: float, *report: Any) -> list[dict[str, Any]]:
-        """Take an autoscaler's report, if any; answer with the last."""
         if report:
             self.tables.requested_nodes.take(now, *report)
         return self.tables.requested_nodes.rows(now)
 
     def _only_watches(self, job: JobRecord) -> bool:
-        """Whether only actors that watch jobs are left of it."""
         return job.driver is None and not job.home and all(watches(each.task) for each in self.actors.of(job))
 
     def _copied_bytes(self, now: float) -> dict[str, int]:
@@ -571,12 +568,10 @@ class Reports:
         """Do nothing: the answer shows that everything sent before was handled."""
 
     def _actor(self, now: float, name: str, namespace: str) -> m.Row | None:
-        """A living actor's id, and what its handle is made of."""
         record = self.actors.named.get((namespace, name))
         return None if record is None else (record.id, record.task.function.actor)
 
     def _actor_of(self, now: float, actor_id: bytes) -> m.Row | None:
-        """An actor's name, and what its handle is made of."""
         record = self.actors.records.get(actor_id) or self.tables.guests.get(actor_id)
         task = record.task if record is not None else self.tables.tasks.get(actor_id)  # It may be in its ``__init__`` here.
         return None if task is None or task.function.actor is None else (task.option("name") or "", task.function.actor)
@@ -585,7 +580,6 @@ class Reports:
         return [_group_row(record) for record in self.tables.groups.values()]
 
     def _group(self, now: float, name: str, namespace: str, identifier: bytes = b"") -> m.Row | None:
-        """A placement group's id, home, bundles and name."""
         for record in self.tables.groups.values():
             if record.id == identifier or (name and (record.name, record.namespace) == (name, namespace)):
                 return record.id, self.node, record.bundles, record.name

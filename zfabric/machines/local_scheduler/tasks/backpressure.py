@@ -77,7 +77,6 @@ class Backpressure:
         return max((task.function.mean or 0.0 for task in found), default=None)
 
     def _makes_room(self, task: TaskRecord) -> bool:
-        """Whether a task reads a value of this store that no process holds."""
         records = map(self.tables.find, task.row[3])
         return any(record is not None and type(record.value) is Stored and record.holders is None for record in records)
 

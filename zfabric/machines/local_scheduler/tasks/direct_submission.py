@@ -195,7 +195,6 @@ class DirectSubmissions:
             self._forget(lease)
 
     def _report_again(self, lease: DirectLease) -> None:
-        """Send what the worker should have sent."""
         sent, lease.sent = lease.sent, []
         for task in sent if lease.driver.incarnation in self.tables.processes else ():
             if task.holders is not None and self.tables.tasks.get(task.id) is task:

@@ -1,12 +1,11 @@
-"""Which worker runs which tasks next: decided once per turn, over queues of one shape.
+"""Which worker runs which tasks next: decided once per turn, over queues of one shape (decisions 0016 and 0031).
 
 A worker leases a queue's demand, receives a few milliseconds of its tasks, and is topped up; the lease ends when nothing is left. While
-some queue is starved, no lease is topped up. A longer task is sent one ahead, so that no worker idles for a round trip, and taken back as
-soon as others could run it or need the worker (``send_ahead``).
+some queue is starved, no lease is topped up. A longer task is sent one ahead, and taken back as soon as others could run it or need the
+worker (``send_ahead``).
 
-A worker whose top task waits in ``get`` receives only tasks that this one waits for, directly or through others: so a buried task is waited
-for only by a task above it in a circle of the program's own. If there are none, the CPU is lent and, within a limit, another worker may
-start.
+A worker whose top task waits in ``get`` receives only tasks that this one waits for, directly or through others (decision 0008). If there
+are none, the CPU is lent and, within a limit, another worker may start.
 """
 
 from __future__ import annotations
@@ -268,7 +267,6 @@ class Dispatcher:
         return len(queue.consumers) if ready and self.backpressure.holds(queue) else ready
 
     def _line(self, queue: ShapeQueue, now: float) -> deque[TaskRecord]:
-        """What a queue serves next, unless none may begin."""
         return queue.consumers if self.backpressure.holds(queue) else queue.line(now)
 
     # -- leases --
@@ -728,7 +726,6 @@ class Dispatcher:
         return soonest
 
     def _others_could(self, worker: WorkerRecord) -> bool:
-        """Whether another worker or node could run what is behind a long task."""
         return worker.queue is None or bool(self.tables.nodes) or worker.queue.pool.fits(worker.queue.demand)
 
     def on_taken_back(self, now: float, source: Address, message: m.TakenBack) -> None:

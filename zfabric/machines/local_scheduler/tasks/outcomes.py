@@ -163,7 +163,6 @@ class Outcomes:
             worker.work = 0.0
 
     def _ended_early(self, lease: DirectLease, row: m.Row, extra: m.Row | None) -> None:
-        """Retain an outcome until the driver reports the task. The worker releases the refs inside."""
         lease.early[row[0]] = (row, extra)
         self.references.pin(contained_in(row, extra))
 

@@ -76,7 +76,6 @@ class Rebuilding:
         return ""
 
     def _begin_without_task(self, record: AnyObject, reason: str) -> bool:
-        """Make a lost value pending: read, replayed or yielded again. False if impossible."""
         return self._read(record, reason) or self._remake(record, reason) or self._yield_again(record, reason)
 
     def _read(self, record: AnyObject, reason: str) -> bool:

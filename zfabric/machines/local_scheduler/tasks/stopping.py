@@ -1,8 +1,8 @@
-"""Stopping tasks: cancellation, with or without force and children, and deadlines.
+"""Stopping tasks: cancellation, with or without force and children, and deadlines (decision 0008).
 
 An undispatched task is stopped at once. The worker of a dispatched one is asked repeatedly until an outcome arrives; if the task ends
-first, its own outcome counts. A task that does not stop within ``stop_patience`` receives its outcome while its worker still runs it, and
-after ``stop_grace_seconds``, if set, the worker is killed.
+first, its own outcome counts. After ``stop_patience`` the task receives its outcome while its worker still runs it, and after
+``stop_grace_seconds``, if set, the worker is killed.
 """
 
 from __future__ import annotations

@@ -161,7 +161,6 @@ class Reclaiming:
         return len(node.inflight) - self.tables.begun_at(node)
 
     def _may_move(self, task: TaskRecord) -> bool:
-        """Whether another node may run a task, and this attempt has not moved."""
         if task.state != ASSIGNED or self.outcomes.reads_elsewhere(task):
             return False
         return task.rare is None or task.rare.moved != task.attempt

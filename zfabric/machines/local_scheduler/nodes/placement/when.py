@@ -162,7 +162,6 @@ class PlacementRequests:
         return float(wait.since + self.tables.config.spill_after * 2**wait.doubled)
 
     def _has_room_for(self, queue: ShapeQueue) -> bool:
-        """Whether an actor waits only for a process of this node."""
         return queue.pool.fits(queue.demand)
 
     def _ends_soon(self, queue: ShapeQueue) -> bool:
@@ -174,7 +173,6 @@ class PlacementRequests:
         return mean < WORTH_SECONDS or mean * len(queue) / slots < self.tables.config.spill_after
 
     def _inputs(self, queue: ShapeQueue) -> m.Rows:
-        """Average bytes of a task's large inputs, by node."""
         tasks = list(islice(reversed(queue), LOOKED_AT))
         found = bytes_by_node(self.tables, [object_id for task in tasks for object_id in task.row[3]])
         return tuple((node, size // len(tasks)) for node, size in found.items())

@@ -1,4 +1,4 @@
-"""Where tasks go whose node the home chooses itself, by their options or inputs, without a global scheduler.
+"""Where tasks go whose node the home chooses itself, by their options or inputs, without a global scheduler (decision 0031).
 
 *Options* demand a node, labels, or a spread over all. Queues of such tasks are *away* while there is a choice: no worker here receives
 them, and each turn deals them out. This node's share moves to a queue of the same shape that stays here. Without other nodes, a queue is
@@ -166,7 +166,6 @@ class Placement:
         self._move(queue, queue.strategy[1:])
 
     def _move(self, queue: ShapeQueue, strategy: Strategy) -> None:
-        """Move the rest to a queue that stays here, or has no strategy."""
         queue.move_to(self.tables.queue_like(queue, strategy))
 
     def _nowhere(self, queue: ShapeQueue, hard: list[tuple[str, str, str, tuple[str, ...]]], now: float) -> None:
