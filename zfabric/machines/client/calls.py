@@ -90,7 +90,7 @@ class Calls:
         self._locations: dict[bytes, tuple[bytes, int]] = {}
         """(incarnation, attempt) by actor. The links to these are open."""
         self.blocked: dict[Target, None] = {}
-        """Actors of which a lane's first call waits for arguments."""
+        """Actors with a first call that waits for arguments."""
         self.awaited: dict[bytes, dict[bytes, None]] = {}
         """Parked calls, by what makes the argument."""
         self.news: list[bytes] = []

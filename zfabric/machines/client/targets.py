@@ -38,7 +38,7 @@ class Target:
         self.retries = 0
         """How often a call that may have run is repeated; -1: no limit, ``LOGGED``: the actor recognises repeats."""
         self.keeps = False
-        """Whether outcomes outlive the process until acknowledged: it is logged, or has checkpoints."""
+        """Whether outcomes outlive the process: it is logged, or has checkpoints."""
         self.state = CREATING
         self.incarnation = b""
         self.address: Address = b""

@@ -104,7 +104,6 @@ class GuestRecord:
 
     def __init__(self, task: TaskRecord, worker: WorkerRecord) -> None:
         self.task = task
-        """The attempt that made it, submitted by its home."""
         self.worker = worker
         self.ending = ""
         """Why this node ends it for good, or empty."""

@@ -114,7 +114,7 @@ class Bundle:
         self.durable = False
         """Whether its row is written: its home may count on it."""
         self.committed = False
-        """Whether the whole group is reserved: tasks may run."""
+        """Whether the whole group is reserved, so that tasks may run."""
         self.ending = False
         """Whether it is freed after its last process."""
 

@@ -390,7 +390,7 @@ class LocalScheduler:
             m.Submit: self.lone_tasks.submitted,
             m.Completed: self.lone_tasks.completed,
         }
-        """What to send before a turn's first message is processed, if a process sent it."""
+        """What to send before a process's first message of a turn is processed."""
         self.ahead_of_nodes: Finders = {
             m.Delegate: self.lone_tasks.given,
             m.Ended: self.lone_tasks.ended,

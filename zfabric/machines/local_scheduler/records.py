@@ -674,7 +674,7 @@ class TaskExtras:
         self.common = common is not None
         """Whether many tasks share it: it must not be changed."""
         self.demand_queue = common
-        """The queue of a task with its own options."""
+        """The queue of own options."""
         self.unresolved = 0
         self.waits_since = 0.0
         self.retries = 0
@@ -789,7 +789,7 @@ class FunctionRecord:
         """Most seconds of an attempt, by default."""
         self.queue: ShapeQueue
         self.by_strategy: dict[Strategy, TaskExtras] = {}
-        """What tasks with no option but this strategy share."""
+        """What tasks with only this option share."""
 
     @property
     def shape(self) -> Shape:
@@ -823,7 +823,7 @@ class FunctionRecord:
 
 
 TASKS, ACTORS, SHARING = range(3)
-"""What tasks make: values, actors with a process each, or actors that share processes."""
+"""What tasks make; ACTORS have a process each, SHARING share processes."""
 Shape = tuple[Demand, Environment, int, int, bool, Strategy]
 """Demand, environment, what is made, concurrency, whether delegated, and the strategy."""
 
@@ -875,11 +875,10 @@ class ShapeQueue:
         self.job = job
         self.concurrency = concurrency
         self.actors = makes == ACTORS
-        """Whether each task makes an actor that takes a worker for life."""
+        """Whether each task's actor takes a worker for life."""
         self.shared = makes == SHARING
         """Whether its actors share processes, leased while any lives there."""
         self.for_life = self.actors or self.shared
-        """Whether what its tasks make stays in the worker."""
         self.demand = demand
         self.environment = environment
         self.token = token
@@ -891,7 +890,7 @@ class ShapeQueue:
         are skipped.
         """
         self.tasks: deque[TaskRecord] = deque()
-        """The others, in order: with no inputs, or small ones that existed on arrival."""
+        """The others, in order: inputs are none, or small and existed on arrival."""
         self.passed_since: float | None = None
         self.stopped = 0
         self.leased: dict[bytes, WorkerRecord] = {}
@@ -1116,11 +1115,11 @@ class WorkerRecord:
         self.taking_back = False
         self.kill_reason = ""
         self.end_reason = ""
-        """Why it ends once nobody waits for results that only it has; else empty."""
+        """Why it ends once nobody waits for its results, or empty."""
         self.actors: dict[bytes, None] = {}
         """Actors in it: at most one, unless shared."""
         self.shared = False
-        """Whether lightweight actors share it; it runs nothing else."""
+        """Whether lightweight actors share it; nothing else runs."""
         self.delays: dict[bytes, Row] = {}
         """Long calls, as rows of ``HostDelays``, by actor."""
         self.running_call: Row = ()

@@ -18,7 +18,7 @@ class _Request(NamedTuple):
     then: Continuation
     about: Any
     to: Address
-    """Who answers; empty for the control store of the head of the day."""
+    """Who answers; empty for the control store of the head, whichever node is the head by then."""
     message: m.Message | None = None
     """What is repeated to another node's next daemon."""
 

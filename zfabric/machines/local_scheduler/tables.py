@@ -86,7 +86,7 @@ class Tables:
         self.groups: dict[bytes, GroupRecord] = {}
         """This home's placement groups, oldest first."""
         self.bundles: dict[bytes, dict[int, Bundle]] = {}
-        """Bundles here, reserved or about to be, by group and index."""
+        """Bundles here, also unreserved ones, by group and index."""
         self.known_groups: dict[bytes, KnownGroup] = {}
         self.draining = False
         self.reserving = False
@@ -106,7 +106,7 @@ class Tables:
         self.tasks: dict[bytes, TaskRecord] = {}
         self.failures: dict[bytes, TaskRecord] = {}
         self.objects: dict[bytes, ObjectRecord] = {}
-        """``put`` values, and values of tasks with several returns."""
+        """``put`` values, and several values of tasks."""
         self.watches: dict[bytes, ReferenceWatch] = {}
         self.streams: dict[bytes, StreamRecord] = {}
         self.processes: dict[bytes, ProcessRecord] = {}
@@ -124,9 +124,9 @@ class Tables:
         self.withdrawn: list[TaskRecord] = []
         """Entrusted tasks whose rows are to be withdrawn."""
         self.submitted_here: list[m.Rows] = []
-        """Rows of other homes' jobs submitted here in this turn."""
+        """Other homes' rows submitted here in this turn."""
         self.finished: list[TaskRecord] = []
-        """Tasks entrusted as unfinished that ended in this turn."""
+        """Unfinished entrusted tasks that ended in this turn."""
         self.first_held: list[AnyObject] = []
         """Borrowed objects newly held by a process here."""
         self.to_borrow: list[AnyObject] = []
@@ -136,7 +136,7 @@ class Tables:
         self.rows_given_up: list[tuple[bytes, bytes]] = []
         """(home, object) of rows to release there."""
         self.retained_rows: dict[bytes, set[bytes]] = {}
-        """Objects whose rows are retained for other nodes' rows, by node."""
+        """Objects whose rows other nodes' rows need, by node."""
         self.to_fetch: list[AnyObject] = []
         """Values on other nodes that something here awaits."""
         self.unwanted: list[bytes] = []
@@ -150,7 +150,7 @@ class Tables:
         self.relayed_yields: list[tuple[bytes, Row]] = []
         """Values for other nodes' streams in this turn: (home, row of ``RelayedYields``), with the refs inside pinned."""
         self.relayed_streams: dict[bytes, RelayedStream] = {}
-        """Streams of actors here for other nodes' callers, by call."""
+        """Streams made here for other nodes' callers, by call."""
         self.by_pid: dict[int, WorkerRecord | ProcessRecord] = {}
         self.jobs: dict[bytes, JobRecord] = {}
         self.actors: dict[bytes, ActorRecord] = {}
@@ -181,11 +181,11 @@ class Tables:
         self.counts: Counter[str] = Counter()
         self.inline = InlineValues()
         self.store_room: int | None = None
-        """Free bytes of the object store; None if more than half of it is free."""
+        """Free bytes of the store; None above half."""
         self.latencies = Latencies()
         self.requested_nodes = RequestedNodes(node)
         self.resident: dict[int, int] = {}
-        """Resident bytes by pid, measured by the shell for a query."""
+        """Bytes by pid, measured for a query."""
         self.ended_jobs: deque[JobRecord] = deque(maxlen=ENDED_JOBS_MOST)
         self.copied_bytes: Counter[bytes] = Counter()
         """Bytes copied here, by source; empty if several were asked."""

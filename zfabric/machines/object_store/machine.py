@@ -40,7 +40,7 @@ from zfabric.protocol.ids import Address, short
 from zfabric.protocol.machine import Handler, Handlers, Refusal
 
 ROOM_STEPS = 16
-"""Free room is reported when one part in so many has changed."""
+"""Parts of the room; a change by one is reported."""
 
 
 class ObjectStore:

@@ -50,13 +50,13 @@ IDLE_GRANT_SHARE = 8
 WARM_SHARE = 2
 """One part in so many is kept ready while free; the rest returns to the system."""
 COOL_AFTER = 10.0
-"""Seconds without demand after which free ready room returns to the system."""
+"""Seconds without demand after which ready room returns to the system."""
 READY_AHEAD_GRANTS = 2
 """Grants' worth kept ready: one to give while the next is made ready."""
 READY_AHEAD_MOST = 8
 """The same if large grants are wished for, or somebody had to wait."""
 MAKE_READY_BYTES = 32 * MiB
-"""Most bytes made ready per effect, so that others come in between."""
+"""Most bytes made ready per effect: others come between."""
 SPILL_AHEAD_BYTES = 64 * MiB
 """Bytes spilled per round even if the head needs less: the next will need them."""
 DROP_SHARE = 16

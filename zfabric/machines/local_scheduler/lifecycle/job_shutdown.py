@@ -22,7 +22,7 @@ class JobShutdown:
     def __init__(self, actors: ActorDirectory) -> None:
         self.actors = actors
         self.until: dict[JobRecord, float] = {}
-        """Jobs whose driver has exited, with their latest end."""
+        """Jobs of exited drivers, with their latest end."""
 
     def begin(self, job: JobRecord, now: float) -> bool:
         """Retire a job's such actors. Return False without any."""

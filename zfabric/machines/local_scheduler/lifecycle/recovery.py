@@ -161,7 +161,7 @@ class Recovery:
         """Sizes of found objects."""
         self._inside: dict[bytes, tuple[bytes, ...]] = {}
         self._entered_values: deque[AnyObject] = deque()
-        """Records with a found value, whose refs inside are not yet restored."""
+        """Records whose refs inside are not restored yet."""
         self._pinned = False
         self._rows: dict[bytes, tuple[Row, Any]] = {}
         """Stored task rows, with their blocks."""

@@ -64,10 +64,10 @@ class Draining:
         """Nodes asked whether they have received everything: the question and the daemon asked."""
         self._announced: set[bytes] = set()
         self._copying: dict[bytes, bytes] = {}
-        """Own values that others are to copy, each with the node."""
+        """Own values to copy, each with the node that is to do so."""
         self._copied: set[bytes] = set()
         self.wanted: dict[bytes, bytes] = {}
-        """Values to copy for drained nodes, each with the node."""
+        """Drained nodes' values to copy, each with its node."""
 
     def begin(self, now: float) -> None:
         """Note when this node began."""

@@ -26,7 +26,7 @@ class Backpressure:
         self.tables = tables
         self.until: float | None = None
         self._until = 0.0
-        """The same, for a wait from this turn on."""
+        """When the wait for room ends, if it begins in this turn."""
         self._room: float | None = None
         """Bytes of the store that no begun task will need; None if nothing waits."""
         self._holds = False

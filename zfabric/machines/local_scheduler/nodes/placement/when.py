@@ -67,7 +67,7 @@ class PlacementRequests:
         """Queues that have tasks, by token."""
         self._asked: dict[int, _Question] = {}
         self._first = crc32(tables.node)
-        """The global scheduler to ask first: nodes share them evenly."""
+        """The global scheduler to ask first; nodes share them."""
 
     # -- demands that this node cannot meet --
 

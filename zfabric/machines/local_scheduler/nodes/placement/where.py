@@ -25,9 +25,9 @@ from zfabric.protocol.options import HERE, NODE_ID, RESOURCE_UNIT, Strategy, acc
 
 SOFT_ADVICE = "soft=True runs it elsewhere"
 TRIED_MOST = 16
-"""Tasks with which a node is tried that had no room."""
+"""Tasks with which a full node is tried."""
 FULL_SECONDS = 1.0
-"""How long a node without room is passed over before it is tried."""
+"""Seconds before a full node is tried."""
 
 
 class Placement:
