@@ -41,7 +41,7 @@ class LastReferences:
         self._arguments = arguments
 
     def add(self, identifier: bytes, callback: Callback, everywhere: bool) -> None:
-        """Call ``callback`` once no ref is left to an object with one here."""
+        """Call ``callback`` once no ref is left to an object that has one here."""
         self.count += 1
         if not everywhere:
             self.here.setdefault(identifier, []).append(callback)

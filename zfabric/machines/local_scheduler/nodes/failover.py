@@ -177,7 +177,7 @@ class Failover:
         self.references.release_rows_for(node, list(self.tables.retained_rows.get(node, ())))
 
     def repeat(self, node: bytes) -> None:
-        """Repeat reports on dead nodes, and confirm which of its rows are here."""
+        """Repeat reports on dead nodes, and confirm which of the node's rows are here."""
         self.repeat_reports(node)
         for task_ids in batches(self.tables.entrusted.get(node, ())):
             self.tables.send_to_node(node, m.Entrusted(0, task_ids))

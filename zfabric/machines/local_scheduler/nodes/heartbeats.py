@@ -99,6 +99,6 @@ class Heartbeats:
 
 
 def mean_of(queue: ShapeQueue) -> float | None:
-    """Mean running time of its first and last task; None if unknown."""
+    """Mean running time of a queue's first and last task; None if unknown."""
     first, last = queue.first.function.mean, queue.last.function.mean
     return None if first is None or last is None else (first + last) / 2

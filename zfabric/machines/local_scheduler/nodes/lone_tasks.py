@@ -72,7 +72,7 @@ class LoneTasks:
     # -- at home: a task is submitted --
 
     def submitted(self, source: Address, message: m.Submit) -> Ahead | None:
-        """For one submitted task, at a node with none of this home's: the message to it."""
+        """For one submitted task whose node has none of this home's: the message to that node."""
         tables = self.tables
         process = tables.processes.get(source[1:])
         if process is None or not process.ready or len(message.rows) != 1 or self._is_unsettled() or tables.orphans or tables.condemned:
@@ -104,7 +104,7 @@ class LoneTasks:
     # -- where it runs --
 
     def given(self, source: Address, message: m.Delegate) -> Ahead | None:
-        """For one delegated plain task whose function an idle worker has."""
+        """For one delegated plain task whose function an idle worker has: the message to that worker."""
         tables = self.tables
         home = tables.nodes.get(source[1:])
         if len(message.rows) != 1 or message.functions or message.attempts or message.values or home is None or home.progress == PROBE:
@@ -131,7 +131,7 @@ class LoneTasks:
         self.dispatcher.begun(worker, queue, task, now)
 
     def completed(self, source: Address, message: m.Completed) -> Ahead | None:
-        """For the end of a worker's only task, delegated and with one small value."""
+        """For the end of a worker's only task, delegated and with one small value: the message to the home."""
         tables = self.tables
         if len(message.attempts) != 1 or message.statuses != (OK,) or message.extras or not _is_small(message.outputs[0]):
             return None

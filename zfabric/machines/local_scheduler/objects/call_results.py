@@ -39,7 +39,7 @@ class CallResults:
         self.expect(source, message, process is not None and process.ready)  # While a process registers, only ``Hold`` makes it a holder.
 
     def expect(self, source: Address, message: m.ExpectResults, holds: bool) -> None:
-        """The same; ``holds``: whether the sender has refs to all of them."""
+        """Record promised results; ``holds``: whether the sender has refs to all of them."""
         process = self.tables.processes.get(source[1:])
         for identifier, actor_id, *ahead in message.rows if process is not None else ():
             if ahead:

@@ -236,7 +236,7 @@ class Diagnoses:
         return self.actors.records.get(actor_id) or self.tables.guests.get(actor_id)
 
     def actor_of_worker(self, worker: WorkerRecord) -> dict[str, str]:
-        """Class, name and id of the first actor in it, or empty texts."""
+        """Class, name and id of a worker's first actor, or empty texts."""
         actor = self._actor_in(worker)
         if actor is None:
             return {"actor": "", "actor_id": ""}

@@ -261,7 +261,7 @@ class Returns:
         return min(self.crowded.values()) + PATIENCE if self.crowded and self.tables.nodes else None
 
     def return_queues(self, queues: Iterable[ShapeQueue], reason: str) -> None:
-        """Return their tasks: "blocked" is what waits for them, or "full" is this node."""
+        """Return the queues' tasks: "blocked" is what waits for them, or "full" is this node."""
         by_home: defaultdict[bytes, list[TaskRecord]] = defaultdict(list)
         for queue in queues:
             for task in queue:
