@@ -43,7 +43,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 def size_of(text: str) -> int | None:
     """Bytes of a text such as "512MiB" or "2 GB", or None."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text.lower())
+    found = re.fullmatch(r"\s*(\d{1,30}(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text.lower())
     return round(float(found[1]) * _UNITS[found[2]]) if found is not None and found[2] in _UNITS else None
 
 

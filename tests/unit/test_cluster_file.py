@@ -104,6 +104,9 @@ def test_the_least_file(tmp_path: Path) -> None:
         (f"[cluster]\nbefore = 'x'\n{HEAD[10:]}", ': [cluster] before is "x": write a list of texts, as in before = ["module load cuda"]'),
         (f"[cluster]\nnetwork = '10.0.0.1/24'\n{HEAD[10:]}", ': [cluster] network is "10.0.0.1/24": write a network with'),
         (f"{HEAD}[[nodes]]\nhosts = ['me@node1']", ": the host 'node1' is there twice: write it once, since each host has one node"),
+        (f"{HEAD}num_cpus = {'9' * 5000}", " is not TOML: Exceeds the limit"),
+        (f"{HEAD}memory = '{'9' * 400}'", ': [head] memory is "999'),
+        ("x = " + 5000 * "[", " is not TOML: maximum recursion depth exceeded"),
         (f"{HEAD}[[nodes]]\nhosts = ['node2', '']", ': [[nodes]] hosts is ["node2", ""]: write for each host a name without'),
     ],
 )
@@ -134,13 +137,13 @@ def test_a_file_that_others_can_write_is_refused(tmp_path: Path, monkeypatch: py
 
 def test_a_shell_hands_the_words_of_a_command_to_python_unchanged(tmp_path: Path) -> None:
     (tmp_path / "it's $HOME").mkdir()
-    text = f'before = ["echo before", "export MADE=\'a b\'"]\ndirectory = "~/it\'s $HOME"\npython = "{sys.executable}"\n'
+    text = f'before = ["echo before", "cat", "export MADE=\'a b\'"]\ndirectory = "~/it\'s $HOME"\npython = "{sys.executable}"\n'
     cluster = read_cluster_file(written(tmp_path, f"[cluster]\n{text}{HEAD[10:]}"))
     odd = ["a b", "it's", '"', "$HOME `id` \\", "two\nlines", "*", "", "--", "-x", "é"]
     program = "import os, sys; print(ascii((sys.argv[1:], os.getcwd(), os.environ['MADE'])))"
-    command = remote_command(cluster, cluster.head, ["-c", program, *odd], "", "echo begins")
+    command = remote_command(cluster, cluster.head, ["-c", program, *odd], "", "cat")
     environment = {**os.environ, "HOME": str(tmp_path)}
-    ran = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, check=True)
+    ran = subprocess.run(["sh", "-c", command], env=environment, input="begins\n", capture_output=True, text=True, check=True)
     assert ran.stdout == f"begins\n{(odd, str(tmp_path / chr(105)) + 't' + chr(39) + 's $HOME', 'a b')!a}\n"
     assert ran.stderr == "before\n"
 
@@ -180,6 +183,8 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Ss
 def test_ssh_gets_options_that_no_file_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ssh = stand_in(tmp_path, monkeypatch, f'printf "%s\\0" "$@" >{tmp_path}/got; exit 7')
     head = ssh.cluster.head
+    assert ssh.attach(head, ["-c", "pass"], (), False) == (7, "")
+    alone = (tmp_path / "got").read_text().split("\0")
     assert ssh.attach(head, ["-c", "pass"], (8888,), True) == (7, "")
     attached = (tmp_path / "got").read_text().split("\0")[:-1]
     assert ssh.run(head, ["-c", "pass"], text="input").code == 7
@@ -189,6 +194,10 @@ def test_ssh_gets_options_that_no_file_overrides(tmp_path: Path, monkeypatch: py
         found = [each for each in arguments if each.startswith(("BatchMode", "ConnectTimeout", "StrictHostKeyChecking"))]
         assert found == ["BatchMode=yes", "BatchMode=no", "ConnectTimeout=3", "ConnectTimeout=10"]
         assert arguments[-3:] == ["--", "node1", command]
+    assert "ClearAllForwardings=yes" in alone, "a port of the user's configuration may be taken"
+    assert "ClearAllForwardings=yes" not in attached
+    assert "ExitOnForwardFailure=yes" in attached
+    assert "ControlPersist=no" in ran
     assert attached[0] == "-t"
     assert attached[attached.index("-L") + 1] == "127.0.0.1:8888:127.0.0.1:8888"
     assert ran[0] == "-T"
@@ -226,3 +235,23 @@ def test_a_machine_without_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for call in (lambda: ssh.run(ssh.cluster.head, []), lambda: ssh.attach(ssh.cluster.head, ["-c", ""], (), False)):
         with pytest.raises(ConfigError, match=r"^there is no program ssh here \(PATH is .*\): install the client of OpenSSH$"):
             call()
+
+
+def test_a_command_that_is_too_long_and_an_ssh_that_is_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh = stand_in(tmp_path, monkeypatch, "true")
+    for call in (lambda: ssh.run(ssh.cluster.head, ["x" * 2**20]), lambda: ssh.attach(ssh.cluster.head, ["x" * 2**20], (), False)):
+        with pytest.raises(ConfigError, match=r"^ssh cannot be run: Argument list too long$"):
+            call()
+
+
+def test_a_second_interrupt_is_announced_and_only_questions_are_given_up(tmp_path: Path) -> None:
+    said: list[str] = []
+    ssh = Ssh(read_cluster_file(written(tmp_path, HEAD)), say=said.append)
+
+    def interrupted(entry: HostEntry) -> str:
+        raise KeyboardInterrupt
+
+    for changing in (False, True):
+        with pytest.raises(KeyboardInterrupt):
+            ssh.on_all(ssh.cluster.hosts, interrupted, changing)
+    assert said == ["interrupted: waiting for what has begun; Ctrl-C again may leave nodes there"]

@@ -29,6 +29,7 @@ class StandIns(Ssh):
         self.changed = changed
         self.done: list[tuple[str, ...]] = []
         self.said: list[str] = []
+        self.ended = '{"ended": ["/session"]}'
 
     def run(self, entry: HostEntry, words: Sequence[str], first: str = "", text: str = "") -> Reply:
         if not words:
@@ -40,7 +41,7 @@ class StandIns(Ssh):
             return Reply(0, json.dumps({**facts, "reached": address, "addresses": [address], **self.changed.get(entry.host, {})}), "")
         if "end" in words:
             self.done.append((entry.host, "end", words[-1]))
-            return Reply(0, '["/session"]', "")
+            return Reply(0, self.ended, "")
         options = " ".join(words[words.index("/keys/lab.key") + 1 :])
         self.done.append((entry.host, "start", options, text))
         address = HEAD_ADDRESS if entry.head else f"tcp://10.0.0.{entry.host[-1]}:1"
@@ -133,3 +134,19 @@ def test_the_head_is_stopped_last(tmp_path: Path) -> None:
     assert {report.host: report.state for report in down(hosts, hosts.said.append)} == dict.fromkeys(("node1", "node2", "node3"), "stopped")
     assert hosts.done[-1] == ("node1", "end", "head")
     assert sorted(hosts.done[:-1]) == [("node2", "end", "node"), ("node3", "end", "node")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "reason"),
+    [
+        ('{"ended": []}', "not running", ""),
+        ("", "failed", "exit code 0, without a word"),
+        ("This account is closed.", "failed", "exit code 0, without a word"),
+    ],
+)
+def test_a_host_that_answers_something_else_has_failed(tmp_path: Path, answer: str, state: str, reason: str) -> None:
+    hosts = StandIns(tmp_path)
+    hosts.ended = answer
+    reports = down(hosts, hosts.said.append)
+    assert {report.state for report in reports} == {state}
+    assert {report.reason for report in reports} == {reason}

@@ -92,7 +92,7 @@ def show_hosts(file: str, as_json: bool) -> None:
 
 def _ssh(file: str, verbose: bool) -> Ssh:
     cluster = read_cluster_file(file)
-    return Ssh(cluster, _say) if verbose else Ssh(cluster)
+    return Ssh(cluster, trace=_say, say=_say) if verbose else Ssh(cluster, say=_say)
 
 
 def _say(text: str) -> None:

@@ -23,13 +23,16 @@ from typing import Any, NamedTuple
 
 from zfabric.config import size_of
 from zfabric.exceptions import ConfigError, OptionError
-from zfabric.launch.policy import NodeKind
+from zfabric.launch.policy import JOB_LABEL, KIND_LABEL, NodeKind
 from zfabric.machines.common.resources import demand_of
+from zfabric.protocol.scaling import KINDS_MOST
 
 FILE_BYTES_MAX = 2**20
 """Most bytes of a cluster file: a thousand hosts take 20 KB."""
 SECONDS_MAX = 10**7
 """Longest time that ``zfabric start`` takes."""
+NODES_MOST = 10_000
+"""Most nodes of a kind."""
 PYTHON = "python3"
 """Python on each machine, unless the file names another one."""
 
@@ -147,6 +150,8 @@ def read_scaling_file(path: str) -> ScalingFile:
     kinds = document.get("kinds", [])
     if not isinstance(kinds, list) or not kinds:
         raise ConfigError(f'{path} has no [[kinds]]: write [[kinds]] with name = "small", provider = "slurm", max = 8, num_cpus = 4')
+    if len(kinds) > KINDS_MOST:
+        raise ConfigError(f"{path} has {len(kinds)} [[kinds]]: write at most {KINDS_MOST}")
     entries = []
     for number, found in enumerate(kinds, 1):
         title = f"[[kinds]] {number}:" if len(kinds) > 1 else "[[kinds]]"
@@ -176,8 +181,15 @@ def _kind(path: str, title: str, section: Mapping[str, Any], found: Mapping[str,
     least, most = section.get("min", 0), section["max"]
     if least > most:
         raise ConfigError(f"{path}: {title} min is {least}, which is more than max, {most}")
+    labels = found.get("labels", {})
+    reserved = next((label for label in (KIND_LABEL, JOB_LABEL) if label in labels), None)
+    if reserved is not None:
+        raise ConfigError(f"{path}: {title} labels has {reserved!r}, which the autoscaler sets: choose another name")
     memory = size_of(str(found["memory"])) if "memory" in found else None
-    demand = demand_of(found["num_cpus"], found.get("num_gpus"), found.get("resources"), memory)
+    try:
+        demand = demand_of(found["num_cpus"], found.get("num_gpus"), found.get("resources"), memory)
+    except OptionError as error:
+        raise ConfigError(f"{path}: {title} {error}") from None
     times = {option: section.get(key, (usual,)) for key, (option, usual) in KIND_TIMES.items()}
     options = [f"{option}={text}" for option, (text,) in times.items()]
     options += [
@@ -187,7 +199,7 @@ def _kind(path: str, title: str, section: Mapping[str, Any], found: Mapping[str,
         for text in texts
     ]
     return KindEntry(
-        NodeKind(section["name"], dict(demand), found.get("labels", {}), least, most),
+        NodeKind(section["name"], dict(demand), labels, least, most),
         provider,
         section.get("python") or cluster.get("python") or sys.executable,
         tuple(options),
@@ -201,17 +213,19 @@ def _kind(path: str, title: str, section: Mapping[str, Any], found: Mapping[str,
 def _begun(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The file's content, and its section [cluster], parsed. Raises ConfigError."""
     try:
-        document = tomllib.loads(_content(path))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+        content = _content(path)
     except OSError as error:
         raise ConfigError(f"cannot read the cluster file {path}: {error.strerror}") from None
+    try:
+        document = tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:  # Also bytes that are not UTF-8, and numbers of thousands of digits.
+        raise ConfigError(f"{path} is not TOML: {error}") from None
     _check_names(path, "the file", document, ("cluster", "head", "nodes", "kinds"))
     return document, _section(path, "[cluster]", document.get("cluster"), CLUSTER_KEYS, ("name",))
 
 
-def _content(path: str) -> str:
-    """The file's text. Raises ConfigError if others can write it, OSError, or UnicodeDecodeError."""
+def _content(path: str) -> bytes:
+    """The file's content. Raises ConfigError if others can write it, or OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -224,7 +238,7 @@ def _content(path: str) -> str:
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
         raise ConfigError(f"the cluster file {path} has more than {FILE_BYTES_MAX:,} bytes")
-    return data.decode()
+    return data
 
 
 def _section(path: str, title: str, found: Any, keys: Mapping[str, FileKey], needed: tuple[str, ...]) -> dict[str, Any]:
@@ -320,7 +334,7 @@ def _network(value: Any) -> Network:
 
 
 def _number(minimum: int) -> Callable[[Any], int]:
-    parse = _whole(minimum)
+    parse = _whole(minimum, NODES_MOST)
     return lambda value: int(parse(value)[0])
 
 

@@ -142,7 +142,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if what == "exec":
             return execute(cluster, node, rest)
-        print(json.dumps(end(cluster, node, rest == ["head"])))
+        print(json.dumps({"ended": end(cluster, node, rest == ["head"])}))
         return 0
     except FabricError as error:
         print(f"Error: {error}", file=sys.stderr)

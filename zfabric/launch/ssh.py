@@ -36,6 +36,10 @@ _BEGIN = "--- zfabric ---"
 Result = TypeVar("Result")
 
 
+def _nothing(text: str) -> None:
+    pass
+
+
 class Reply(NamedTuple):
     """What a command on a host has answered."""
 
@@ -55,11 +59,12 @@ class Reply(NamedTuple):
 
 
 class Ssh:
-    """Runs commands on the hosts of a cluster file. ``trace`` receives each as a shell would take it."""
+    """Runs commands on the hosts of a cluster file. ``trace`` receives each as a shell would take it, ``say`` lines for people."""
 
-    def __init__(self, cluster: ClusterFile, trace: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, cluster: ClusterFile, trace: Callable[[str], None] = _nothing, say: Callable[[str], None] = _nothing) -> None:
         self.cluster = cluster
         self._trace = trace
+        self._say = say
         self._running: set[subprocess.Popen[str]] = set()
 
     def run(self, entry: HostEntry, words: Sequence[str], first: str = "", text: str = "") -> Reply:
@@ -69,15 +74,16 @@ class Ssh:
         of both.
         """
         command = remote_command(self.cluster, entry, words, f"printf '%s\\n' '{_BEGIN}'", first)
-        arguments = self._arguments(entry, ("-T", "-o", "ClearAllForwardings=yes"), command)
+        # A connection that persists would hold the pipes below open.
+        arguments = self._arguments(entry, ("-T", "-o", "ClearAllForwardings=yes", "-o", "ControlPersist=no"), command)
         try:
             # In a session of its own, since Ctrl-C must not cut a command off that would go on over there.
             process = subprocess.Popen(
                 arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 encoding="utf-8", errors="replace", start_new_session=True,
             )  # fmt: skip
-        except FileNotFoundError:
-            raise _no_ssh() from None
+        except OSError as error:
+            raise _no_ssh(error) from None
         self._running.add(process)
         try:
             output, errors = process.communicate(text, ANSWER_SECONDS)
@@ -106,6 +112,8 @@ class Ssh:
             return list(executor.map(function, entries))
         except KeyboardInterrupt:
             executor.shutdown(wait=False, cancel_futures=True)
+            if changing:
+                self._say("interrupted: waiting for what has begun; Ctrl-C again may leave nodes there")
             for process in () if changing else tuple(self._running):
                 _kill(process)
             raise
@@ -119,18 +127,19 @@ class Ssh:
         """
         forwards = [word for port in ports for word in ("-L", f"127.0.0.1:{port}:127.0.0.1:{port}")]
         with tempfile.NamedTemporaryFile("r", prefix="zfabric-ssh-", errors="replace") as log:
-            own = ("-t" if terminal else "-T", "-E", log.name, "-o", "LogLevel=ERROR", "-o", "ExitOnForwardFailure=yes", *forwards)
+            forwarding = ("-o", "ExitOnForwardFailure=yes", *forwards) if forwards else ("-o", "ClearAllForwardings=yes")
+            own = ("-t" if terminal else "-T", "-E", log.name, "-o", "LogLevel=ERROR", *forwarding)
             arguments = self._arguments(entry, own, remote_command(self.cluster, entry, words))
             try:
                 code = subprocess.call(arguments)
-            except FileNotFoundError:
-                raise _no_ssh() from None
+            except OSError as error:
+                raise _no_ssh(error) from None
             return code if code >= 0 else 128 - code, log.read().strip() if code == SSH_FAILED else ""
 
 
 def remote_command(cluster: ClusterFile, entry: HostEntry, words: Sequence[str], *steps: str) -> str:
     """A command line for the login shell of a host: what the file has to be run first, ``steps``, then Python with ``words``."""
-    parts = [f"{{ {command}\n}} >&2" for command in cluster.before]
+    parts = [f"{{ {command}\n}} </dev/null >&2" for command in cluster.before]
     if cluster.directory:
         parts.append(f"cd -- {_path(cluster.directory)}")
     parts += [step for step in steps if step]
@@ -150,5 +159,7 @@ def _path(path: str) -> str:
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 
-def _no_ssh() -> ConfigError:
+def _no_ssh(error: OSError) -> ConfigError:
+    if not isinstance(error, FileNotFoundError):
+        return ConfigError(f"ssh cannot be run: {error.strerror}")
     return ConfigError(f"there is no program ssh here (PATH is {os.environ.get('PATH', '')!r}): install the client of OpenSSH")

@@ -254,9 +254,10 @@ def _end_all(ssh: Ssh, entries: Sequence[HostEntry]) -> list[HostReport]:
 def _end(ssh: Ssh, entry: HostEntry) -> HostReport:
     role = "head" if entry.head else "node"
     reply = ssh.run(entry, ["-P", "-m", "zfabric.launch.host", "end", ssh.cluster.name, entry.name, role])
-    if reply.code != 0:
+    facts = _facts(reply)
+    if not facts:
         return HostReport(entry.host, entry.head, FAILED, reply.reason)
-    return HostReport(entry.host, entry.head, STOPPED if json.loads(reply.output) else ABSENT)
+    return HostReport(entry.host, entry.head, STOPPED if facts["ended"] else ABSENT)
 
 
 def look(ssh: Ssh) -> list[HostReport]:
