@@ -81,6 +81,18 @@ def test_the_scaler_is_killed_in_the_middle_and_the_next_one_keeps_a_node(place:
     eventually(lambda: not nodes(place), "the node leaves without a scaler")
 
 
+def test_a_job_that_was_pending_when_last_asked_for_and_has_joined_since_is_not_cancelled(place: Place) -> None:
+    """Its scheduler of jobs is asked every 15 s. A cancelled job could lose tasks."""
+    commands = "submit = 'setsid {start} >{output} 2>&1 &'\nstates = 'true'\ncancel = 'echo {ids} >>cancelled'"
+    kind = f'name = "small"\nprovider = "command"\nmax = 1\nmin = 1\nidle_timeout = 1\n{commands}'
+    with scaling(place, write(place, kind)) as scaler:
+        assert scaler.says() == "kind 'small': submitted 1 job"
+        assert scaler.says() == "kind 'small': 1 node joined"
+        assert scaler.end() == (0, ["ended; nodes leave once they are idle"])
+        assert not Path(place.directory, "cancelled").exists()
+    eventually(lambda: not nodes(place), "the node leaves without a scaler")
+
+
 def test_jobs_that_end_at_once_and_work_that_no_kind_can_run(place: Place) -> None:
     """The first are submitted three times, and then not for a minute; for the second nothing ever is."""
     kind = 'name = "broken"\nprovider = "command"\nmax = 1\nsubmit = "echo no such queue >&2; false"\nstates = "true"\ncancel = "true"'

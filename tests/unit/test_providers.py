@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +22,13 @@ from zfabric.launch.providers import (
     JobInfo,
     KindLaunch,
     LocalProvider,
+    Provider,
     ProviderError,
     SlurmProvider,
     reason_of,
     start_command,
 )
+from zfabric.protocol.scaling import KindReport, kind_reports
 
 
 @pytest.fixture
@@ -34,7 +37,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str]
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=os.pathsep)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(providers, "user_directory", lambda: str(tmp_path))
 
     def make(name: str, body: str) -> Path:
         path, got = tmp_path / "bin" / name, tmp_path / f"{name}.got"
@@ -54,6 +57,10 @@ def wait_for_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "POLL_SECONDS", 0.0)
 
 
+def wait_for_end(provider: Provider) -> None:
+    eventually(lambda: not provider.states(), "all jobs have ended")
+
+
 # --- slurm ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -66,8 +73,8 @@ def test_slurm_gets_an_array_with_the_script_and_the_options_of_the_kind(stub: C
     assert provider.states() == dict.fromkeys(["77_0", "77_1"], JobInfo("small", PENDING))
     options = got.read_text().split("\n")
     assert {"--job-name=zfabric:lab:small", "--array=0-1", "--no-requeue", "--partition=short"} <= set(options)
-    first, before, start = (got.parent / "bin/sbatch.script").read_text().splitlines()
-    assert (first, before) == ("#!/bin/sh", "module load x")
+    *first, start = (got.parent / "bin/sbatch.script").read_text().splitlines()
+    assert first == ["#!/bin/sh", "{ module load x", "} || exit"]
     assert start.startswith("exec '/srv/my python' -m zfabric start --block --address=tcp://head:6790 --key-file=/home/me/cluster.key ")
     assert start.endswith("""'--label=a=$b c' --label zfabric-job="${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}\"""")
 
@@ -121,10 +128,10 @@ def test_commands_get_what_stands_in_braces(stub: Callable[[str, str], Path], mo
     assert Path("script").read_text().endswith(f"--label zfabric-job={job}\n")
     assert provider.states() == {job: JobInfo("small", PENDING)}
     wait_for_poll(monkeypatch)
-    Path("q-states").write_text(f"{job} running\nanother running\nzf-lab-small-nothex running\n")
+    Path("q-states").write_text(f"{job} running\nanother running\nzf-lab.small-nothex running\n")
     assert provider.states() == {job: JobInfo("small", RUNNING)}
     Path("q-states").write_text(f"{job} R\n")
-    with pytest.raises(ProviderError, match=r"prints the state 'R' of zf-lab-small-.*: it is to print pending or running"):
+    with pytest.raises(ProviderError, match=r"prints the state 'R' of zf-lab\.small-.*: it is to print pending or running"):
         provider.states()
     provider.cancel([job])
     assert cancelled.read_text().strip() == job
@@ -139,7 +146,71 @@ def test_the_start_is_a_command_for_the_shell(stub: Callable[[str, str], Path]) 
     CommandProvider("lab", {"small": launch(before=("cd /srv",), submit="run-pod {start}", states="true", cancel="true")}).submit(
         "small", 1
     )
-    assert got.read_text().split("\n")[:4] == ["/bin/sh", "-c", "cd /srv", got.read_text().split("\n")[3]]
+    assert got.read_text().split("\n")[:5] == ["/bin/sh", "-c", "{ cd /srv", "} || exit", got.read_text().split("\n")[4]]
+
+
+def test_clusters_and_kinds_whose_names_join_alike_do_not_meet(stub: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled = stub("q-cancel", "true")
+    commands = {"submit": "echo {id} running >>q-states", "states": "cat q-states", "cancel": "q-cancel {ids}"}
+    monkeypatch.chdir(cancelled.parent)
+    Path("q-states").touch()
+    first = CommandProvider("lab", {"gpu-small": launch(**commands)})
+    (job,) = first.submit("gpu-small", 1)
+    other = CommandProvider("lab-gpu", {"small": launch(**commands)})
+    assert other.states() == {}
+    other.cancel([job])
+    assert not cancelled.exists()
+    assert first.states() == {job: JobInfo("gpu-small", RUNNING)}
+
+
+def test_errors_have_a_length_that_nodes_accept(stub: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands may be long, and print anything."""
+    long = f"true '{2000 * 'x'}'\n"
+    provider = CommandProvider(
+        "lab", {"small": launch(submit=f"{long}printf '\\377\\033%0900d' 0 >&2; false", states="true", cancel="true")}
+    )
+    errors = []
+    with pytest.raises(ProviderError) as raised:
+        provider.submit("small", 1)
+    errors.append(str(raised.value))
+    strange = f"{long}printf 'zf-lab.small-012345 %0900d' 0"
+    with pytest.raises(ProviderError) as raised:
+        CommandProvider("lab", {"small": launch(submit="true", states=strange, cancel="true")}).states()
+    errors.append(str(raised.value))
+    monkeypatch.setattr(providers, "COMMAND_SECONDS", 0.1)
+    with pytest.raises(ProviderError) as raised:
+        CommandProvider("lab", {"small": launch(submit=f"{long}sleep 10", states="true", cancel="true")}).submit("small", 1)
+    errors.append(str(raised.value))
+    for error in errors:
+        report = KindReport("small", (), (), 0, 0, 0, 1, 0.0, error, error)
+        assert kind_reports([report]) == (report,)
+        assert error.startswith("`true 'xxx")
+        assert "x…` " in error
+
+
+def test_a_directory_of_output_that_is_removed_is_made_again(stub: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_poll(monkeypatch)
+    stub("sbatch", "echo 1")
+    stub("squeue", "true")
+    makers: list[Callable[[], Provider]] = [
+        lambda: local(""),
+        lambda: SlurmProvider("lab", {"small": launch()}),
+        lambda: CommandProvider("lab", {"small": launch(submit="echo >{output}", states="true", cancel="true")}),
+    ]
+    for make in makers:
+        provider = make()
+        shutil.rmtree(provider.directory)
+        assert provider.states() == {}
+        shutil.rmtree(provider.directory, ignore_errors=True)
+        provider.submit("small", 1)
+        assert os.path.isdir(provider.directory)
+        wait_for_end(provider)
+    shutil.rmtree(provider.directory)
+    Path(provider.directory).parent.rmdir()
+    Path(provider.directory).parent.touch()
+    for call in (makers[1], lambda: provider.submit("small", 1)):
+        with pytest.raises(ProviderError, match=r"^the directory of jobs' output, .*/autoscale/lab, cannot be made: "):
+            call()
 
 
 # --- processes -----------------------------------------------------------------------------------------------------------------
@@ -161,14 +232,22 @@ def test_processes_are_found_by_another_provider_and_end_at_sigterm(stub: Callab
     eventually(lambda: not first.states(), "both have ended")
 
 
+def test_a_command_before_that_fails_ends_the_job_with_its_words(stub: Callable[[str, str], Path]) -> None:
+    command = (sys.executable, "-c", "print('it has begun')")
+    provider = LocalProvider("lab", {"small": KindLaunch(command, before=("true # no module", "echo no module cuda >&2; false"))})
+    (job,) = provider.submit("small", 1)
+    wait_for_end(provider)
+    assert reason_of(provider, job) == "no module cuda"
+
+
 def test_the_reason_is_the_last_error_of_a_job(stub: Callable[[str, str], Path]) -> None:
     failing = local("import sys; sys.exit('Error: no route to host\\nIt can join again later.')")
     (job,) = failing.submit("small", 1)
-    eventually(lambda: not failing.states(), "it has ended")
+    wait_for_end(failing)
     assert reason_of(failing, job) == "no route to host"
     silent = local("")
     (job,) = silent.submit("small", 1)
-    eventually(lambda: not silent.states(), "it has ended")
+    wait_for_end(silent)
     assert reason_of(silent, job) == f"job {job} has ended without output"
     assert reason_of(silent, "another") == "job another has ended without output"
 
@@ -243,6 +322,16 @@ def test_kinds_of_a_file(tmp_path: Path) -> None:
         ("sbatch =", "states = 'x'\nsbatch =", '[[kinds]] 1: states is for provider = "command", and the provider is "slurm"'),
         ('states = "list"', "", "[[kinds]] 2: has no states: write states = "),
         ('"pbs"', '"gpu"', "the kind 'gpu' is there twice: choose another name"),
+        ("max = 4", f"max = {10**30}", "[[kinds]] 1: max is 1000000000000000000000000000000: write a whole number, from 1 to 10,000, as"),
+        ("min = 1", "min = -1", "[[kinds]] 1: min is -1: write a whole number, from 0 to 10,000, as in min = 0"),
+        ("num_cpus = 8", f"num_cpus = {10**30}", "[[kinds]] 1: num_cpus is at most "),
+        ("grace = 10", "idle_timeout = nan", "idle_timeout is NaN: write a time in seconds"),
+        (
+            '{ zone = "a" }',
+            '{ zfabric-kind = "a" }',
+            "[[kinds]] 1: labels has 'zfabric-kind', which the autoscaler sets",
+        ),
+        ("[[kinds]]", "[[kinds]]\n" * 101, " has 202 [[kinds]]: write at most 100"),
         ("grace = 10", "grace = -1", "[[kinds]] 1: grace is -1: write a time in seconds, above 0 and up to 10,000,000, as in grace = 25"),
         ("[[kinds]]", "[[kind]]", "the file has no section 'kind'; did you mean 'kinds'?"),
         (FILE[FILE.index("[[kinds]]") :], "", 'has no [[kinds]]: write [[kinds]] with name = "small", provider = "slurm"'),

@@ -37,6 +37,7 @@ def test_a_report_counts_for_its_time_and_says_what_is_requested() -> None:
         ([SMALL._replace(resources=5)], (), 1.0),
         ([SMALL._replace(labels=(("a", 2),))], (), 1.0),
         ([SMALL._replace(pause_seconds="1")], (), 1.0),
+        ([SMALL._replace(pause_seconds=float("nan"))], (), 1.0),
         ([SMALL] * 1000, (), 1.0),
         ([SMALL], ("here",), 1.0),
         ([SMALL], (), -1.0),

@@ -213,6 +213,13 @@ def test_pauses_double_after_jobs_that_end_before_their_node_joins() -> None:
     assert text == "no node of kind 'small' is requested for 30 min, since jobs ended before their nodes joined: no such partition"
 
 
+def test_a_kind_may_fail_for_months() -> None:
+    policy = ScalingPolicy([kind()])
+    for number in range(FAILURES_MOST + 1100):
+        policy.refused(number * PAUSE_SECONDS_MAX, "small", "no such queue")
+    assert policy.report(number * PAUSE_SECONDS_MAX)[0].pause_seconds == PAUSE_SECONDS_MAX
+
+
 def test_after_a_pause_one_job_is_tried_and_the_others_follow_once_its_node_has_joined() -> None:
     site = Site(kind())
     for _ in range(FAILURES_MOST):

@@ -130,7 +130,8 @@ class Autoscaler:
         """Cancel the jobs that have not begun. Nodes leave by themselves once they are idle."""
         for provider in self._providers:
             with suppress(ProviderError):
-                pending = [job for job, found in provider.states().items() if found.state == PENDING]
+                jobs = provider.states().items()
+                pending = [job for job, found in jobs if found.state == PENDING and not self._policy.has_joined(found.kind, job)]
                 if pending:
                     provider.cancel(pending)
                     self._say(f"cancelled {counted(len(pending), 'job')} that had not begun")

@@ -119,7 +119,7 @@ class _KindRecord:
         self.jobs: dict[str, _Job] = {}
         self.failures = 0
         """Failures since a node has joined."""
-        self.pauses = 0
+        self.next_pause = PAUSE_SECONDS_MIN
         self.paused_until: float | None = None
         self.reason = ""
 
@@ -127,11 +127,11 @@ class _KindRecord:
         """Count a failure. Those of jobs submitted before a pause began do not prolong it."""
         self.failures += 1
         if self.failures >= FAILURES_MOST and (self.paused_until is None or now >= self.paused_until):
-            self.paused_until = now + min(PAUSE_SECONDS_MIN * 2**self.pauses, PAUSE_SECONDS_MAX)
-            self.pauses += 1
+            self.paused_until = now + self.next_pause
+            self.next_pause = min(2 * self.next_pause, PAUSE_SECONDS_MAX)
 
     def recover(self) -> None:
-        self.failures = self.pauses = 0
+        self.failures, self.next_pause = 0, PAUSE_SECONDS_MIN
         self.paused_until, self.reason = None, ""
 
     def room(self, now: float, kind: NodeKind) -> int:
@@ -192,6 +192,11 @@ class ScalingPolicy:
         """Note the ids of jobs that a decision has submitted."""
         for job in jobs:
             self._note(kind, job)
+
+    def has_joined(self, kind: str, job: str) -> bool:
+        """Whether a job's node has joined. Where the scheduler of jobs is asked rarely, such a job may be listed as pending still."""
+        found = self._records[kind].jobs.get(job)
+        return found is not None and found.has_joined
 
     def explain(self, kind: str, reason: str) -> None:
         """Note why a job has failed that a turn has counted."""

@@ -31,6 +31,8 @@ OUTPUTS_MOST = 20
 """Files of ended jobs that are retained, the latest."""
 REASON_MOST = 300
 """Most characters of a reason."""
+SHOWN_MOST = 80
+"""Most characters of a command, or of a word that it prints, in an error."""
 OUTPUT = ".out"
 ERROR = "Error: "
 """Begins the line with which a command of zfabric fails."""
@@ -66,8 +68,8 @@ class KindLaunch(NamedTuple):
         return f"{shlex.join(self.command)} --label {JOB_LABEL}={job}"
 
     def script(self, job: str) -> str:
-        """A shell script that becomes the node. ``job`` is as above."""
-        return "\n".join([*self.before, f"exec {self.words(job)}", ""])
+        """A shell script that becomes the node, unless a command before fails. ``job`` is as above."""
+        return "\n".join([*(f"{{ {command}\n}} || exit" for command in self.before), f"exec {self.words(job)}", ""])
 
 
 class Provider(Protocol):
@@ -92,7 +94,7 @@ class LocalProvider:
         self.directory = f"{user_directory()}/autoscale-{cluster}"
         self._kinds = kinds
         self._children: list[subprocess.Popen[bytes]] = []
-        os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        _make(self.directory)
 
     def submit(self, kind: str, count: int) -> list[str]:
         """Start processes. Each holds a lock on the file of its output while it runs, whoever started it."""
@@ -100,20 +102,21 @@ class LocalProvider:
 
     def _start(self, kind: str) -> str:
         job = f"{kind}.{os.urandom(4).hex()}"
-        descriptor = os.open(f"{self.directory}/{job}{OUTPUT}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # The pid is the first line of the output.
-            command = ["/bin/sh", "-c", f"echo $$\n{self._kinds[kind].script(job)}"]
-            try:
+        _make(self.directory)
+        # The pid is the first line of the output.
+        command = ["/bin/sh", "-c", f"echo $$\n{self._kinds[kind].script(job)}"]
+        try:
+            with open(os.open(f"{self.directory}/{job}{OUTPUT}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
                 child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
-            except OSError as error:
-                raise ProviderError(f"no process can be started: {error.strerror}") from None
+        except OSError as error:
+            raise ProviderError(f"no process can be started: {error.strerror}") from None
         self._children.append(child)
         return job
 
     def states(self) -> dict[str, JobInfo]:
         """The jobs that run."""
+        _make(self.directory)
         self._children = [child for child in self._children if child.poll() is None]
         names = [name for name in os.listdir(self.directory) if name.endswith(OUTPUT)]
         running = [name for name in names if _is_locked(f"{self.directory}/{name}")]
@@ -184,6 +187,7 @@ class SlurmProvider:
     def submit(self, kind: str, count: int) -> list[str]:
         """Submit an array. Its jobs are not requeued: the autoscaler submits others if they are still needed."""
         launch = self._kinds[kind]
+        _make(self.directory)
         command = [
             "sbatch",
             "--parsable",
@@ -231,13 +235,13 @@ class CommandProvider:
     """Nodes from any scheduler of jobs, by three shell commands of the user's.
 
     ``submit`` runs once per job, ``states`` prints a line ``ID pending`` or ``ID running`` for each job that has not ended, and ``cancel``
-    gets all ids at once. Ids are names that the provider gives: ``zf-CLUSTER-KIND-`` and six hexadecimal digits. In ``submit`` stand
+    gets all ids at once. Ids are names that the provider gives: ``zf-CLUSTER.KIND-`` and six hexadecimal digits. In ``submit`` stand
     ``{id}``, ``{kind}``, ``{start}`` (the command of the node, as shell words), ``{script}`` (the same as one word) and ``{output}`` (the
     file from which a reason is read); in ``cancel`` stands ``{ids}``.
     """
 
     def __init__(self, cluster: str, kinds: Mapping[str, KindLaunch]) -> None:
-        self._prefix = f"zf-{cluster}-"
+        self._prefix = f"zf-{cluster}."
         self._kinds = kinds
         self._polled = PolledJobs(self._ask)
         self.directory = _shared_directory(cluster)
@@ -245,6 +249,7 @@ class CommandProvider:
     def submit(self, kind: str, count: int) -> list[str]:
         """Run the command for each job. If one fails, the earlier ones are found by their names."""
         launch, jobs = self._kinds[kind], []
+        _make(self.directory)
         for _ in range(count):
             job = f"{self._prefix}{kind}-{os.urandom(3).hex()}"
             script = launch.script(job)
@@ -273,7 +278,8 @@ class CommandProvider:
                 if kind not in self._kinds or not re.fullmatch(f"{re.escape(self._prefix + kind)}-[0-9a-f]{{6}}", job):
                     continue
                 if state.strip() not in (PENDING, RUNNING):
-                    raise ProviderError(f"`{command}` prints the state {state.strip()!r} of {job}: it is to print pending or running")
+                    what = f"the state {_shown(state.strip())!r} of {job}"
+                    raise ProviderError(f"`{_shown(command)}` prints {what}: it is to print pending or running")
                 found[job] = JobInfo(kind, state.strip())
         _sweep(self.directory, {f"{job}{OUTPUT}" for job in found})
         return found
@@ -311,17 +317,24 @@ def _shared_directory(cluster: str) -> str:
     """The directory of jobs' output, made if needed: below the home directory, which machines of a site often share."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     path = f"{base}/zfabric/autoscale/{cluster}"
-    os.makedirs(path, mode=0o700, exist_ok=True)
+    _make(path)
     return path
+
+
+def _make(directory: str) -> None:
+    """Make a directory of output, if needed: it is below ~/.cache or /tmp, which people and cleaners empty."""
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ProviderError(f"the directory of jobs' output, {directory}, cannot be made: {error.strerror}") from None
 
 
 def _sweep(directory: str, living: set[str]) -> None:
     """Delete the output of ended jobs but the latest."""
-    ended = [entry for entry in os.scandir(directory) if entry.name.endswith(OUTPUT) and entry.name not in living]
-    if len(ended) > OUTPUTS_MOST:
+    with suppress(FileNotFoundError):  # Another autoscaler sweeps, too.
+        ended = [entry for entry in os.scandir(directory) if entry.name.endswith(OUTPUT) and entry.name not in living]
         for entry in sorted(ended, key=lambda entry: entry.stat().st_mtime)[:-OUTPUTS_MOST]:
-            with suppress(FileNotFoundError):  # Another autoscaler sweeps, too.
-                os.unlink(entry.path)
+            os.unlink(entry.path)
 
 
 def _filled(command: str, words: Mapping[str, str]) -> str:
@@ -331,7 +344,7 @@ def _filled(command: str, words: Mapping[str, str]) -> str:
 
 def _run(command: str | Sequence[str], script: str = "") -> str:
     """Run a command; return its output. Raises ProviderError with its last line if it fails."""
-    shown = command if isinstance(command, str) else command[0]
+    shown = _shown(command if isinstance(command, str) else command[0])
     arguments = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
     pipe = subprocess.PIPE
     try:
@@ -342,7 +355,8 @@ def _run(command: str | Sequence[str], script: str = "") -> str:
         try:
             output, errors = process.communicate(script.encode(), timeout=COMMAND_SECONDS)
         except BaseException as error:  # Ctrl-C, too.
-            os.killpg(process.pid, signal.SIGKILL)  # With what the command has started.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # With what the command has started.
             if isinstance(error, subprocess.TimeoutExpired):
                 raise ProviderError(f"`{shown}` has not answered within {COMMAND_SECONDS:g} s") from None
             raise
@@ -350,3 +364,9 @@ def _run(command: str | Sequence[str], script: str = "") -> str:
         lines = (errors or output).decode(errors="replace").strip().splitlines()
         raise ProviderError(f"`{shown}` has failed with exit code {process.returncode}" + (f": {lines[-1][:REASON_MOST]}" if lines else ""))
     return output.decode(errors="replace")
+
+
+def _shown(text: str) -> str:
+    """A text for an error, on one line and cut: nodes take reports of a bounded length."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN_MOST else f"{line[:SHOWN_MOST]}…"

@@ -11,6 +11,7 @@ from zfabric.protocol.wording import counted, span
 KINDS_MOST = 100
 TEXT_MOST = 1000
 """Most kinds of a report, and most characters of a name or a reason."""
+PAUSE_SECONDS_MOST = 1e7
 
 
 class KindReport(NamedTuple):
@@ -70,8 +71,10 @@ def _checked(row: Any) -> KindReport:
     counts = (report.nodes, report.pending, report.starting, report.max)
     if not all(isinstance(text, str) and len(text) <= TEXT_MOST and is_text(text) for text in texts):
         raise ValueError(f"names and reasons are texts of at most {TEXT_MOST} characters")
-    if not all(type(count) is int and count >= 0 for count in counts) or not isinstance(report.pause_seconds, int | float):
-        raise ValueError("counts are whole numbers, and a pause is a number of seconds")
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise ValueError("counts are whole numbers")
+    if not isinstance(report.pause_seconds, int | float) or not 0.0 <= report.pause_seconds <= PAUSE_SECONDS_MOST:
+        raise ValueError(f"a pause is a number of seconds, up to {PAUSE_SECONDS_MOST:,.0f}")
     resources = tuple((name, amount) for name, amount in report.resources)
     labels = tuple((name, value) for name, value in report.labels)
     if not all(isinstance(name, str) and type(amount) is int for name, amount in resources):
