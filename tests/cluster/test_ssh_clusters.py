@@ -144,6 +144,12 @@ def commands_keep_what_they_are(laptop: Place, file: str) -> None:
         assert running.wait(PATIENCE) == 130
     os.close(terminal)
     command = [ZFABRIC, "exec", file, "--", "sh", "-c", "echo $$; exec sleep 1000"]
+    with subprocess.Popen(command, env=laptop.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        pid = int(running.stdout.readline())
+        running.terminate()
+        assert running.wait(PATIENCE) == 143
+    eventually(lambda: gone(pid), "the end of the command on the head")
     with subprocess.Popen(
         ["env", "--default-signal=INT", *command], env=laptop.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, process_group=0,

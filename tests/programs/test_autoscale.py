@@ -114,4 +114,4 @@ def test_jobs_that_end_at_once_and_work_that_no_kind_can_run(place: Place) -> No
         assert never in "".join(warnings), "the driver's warning"
         place.run("stop")
         code, last = scaler.end(0)
-        assert (code, last[-1].partition(":")[0]) == (1, "Error")
+        assert (code, last[-1]) == (1, "Error: the cluster has ended")

@@ -22,6 +22,7 @@ from zfabric.launch.providers import (
     JobInfo,
     KindLaunch,
     LocalProvider,
+    PolledJobs,
     Provider,
     ProviderError,
     SlurmProvider,
@@ -97,6 +98,21 @@ def test_squeue_is_asked_once_in_a_while_and_lists_this_cluster_alone(
     monkeypatch.setattr(providers, "COMMAND_SECONDS", 0.1)
     with pytest.raises(ProviderError, match=r"`squeue` has not answered within 0\.1 s"):
         provider.states()
+
+
+def test_an_interrupted_question_is_not_asked_again_at_the_end() -> None:
+    asked: list[str] = []
+
+    def ask() -> dict[str, JobInfo]:
+        asked.append("")
+        raise KeyboardInterrupt
+
+    polled = PolledJobs(ask)
+    polled.add("small", ["1"])
+    with pytest.raises(KeyboardInterrupt):
+        polled.states()
+    assert polled.states() == {"1": JobInfo("small", PENDING)}
+    assert len(asked) == 1
 
 
 def test_a_site_without_slurm_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from zfabric.launch import up as launching
 from zfabric.launch.cluster_file import read_cluster_file
 from zfabric.launch.ssh import SSH_FAILED, Ssh
 from zfabric.launch.up import FAILED, HostReport
+from zfabric.runtime.foreground import Notified, notified
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _FILE = click.argument("file", type=click.Path())
@@ -73,11 +75,15 @@ def exec(file: str, ports: tuple[int, ...], verbose: bool, command: tuple[str, .
     """Run COMMAND on the head of the cluster of FILE: zfabric exec FILE -- python train.py --epochs 3
 
     Its arguments, input, output and exit code are unchanged, and zf.init() joins the cluster. Programs of the file's Python environment are
-    found first. COMMAND has a terminal if you have one. It receives SIGHUP if the connection ends.
+    found first. COMMAND has a terminal if you have one. It receives SIGHUP if the connection ends, or this command by SIGTERM.
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     ssh = _ssh(file, verbose)
-    code, error = launching.execute(ssh, command, ports, terminal)
+    try:
+        with notified():
+            code, error = launching.execute(ssh, command, ports, terminal)
+    except Notified:
+        return 128 + signal.SIGTERM
     if error:
         raise SshError(f"{ssh.cluster.head.host}: {error}")
     return code

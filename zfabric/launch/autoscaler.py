@@ -98,7 +98,8 @@ class Autoscaler:
             self._said.pop("cluster", None)
         except FabricError as error:
             if not self._session.alive():
-                raise ClusterEndedError(f"the cluster has ended: {self._session.failure() or error}") from None
+                reason = self._session.failure()  # Empty if it was stopped.
+                raise ClusterEndedError(f"the cluster has ended: {reason}" if reason else "the cluster has ended") from None
             self._say_once("cluster", f"the cluster does not answer: {error}")
 
     @contextmanager

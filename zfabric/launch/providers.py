@@ -160,11 +160,11 @@ class PolledJobs:
         """The last known states. Raises ProviderError if the last question failed."""
         now = time.monotonic()
         if now >= self._asked + POLL_SECONDS:
+            self._asked = now  # Also if this is interrupted: whoever asks at the end does not wait again.
             try:
                 self._states = self._ask()
             except ProviderError as error:
                 self._states = error
-            self._asked = now
         if isinstance(self._states, ProviderError):
             raise self._states
         self._new = {job: (at, info) for job, (at, info) in self._new.items() if now < at + POLL_SECONDS}

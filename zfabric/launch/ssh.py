@@ -131,9 +131,15 @@ class Ssh:
             own = ("-t" if terminal else "-T", "-E", log.name, "-o", "LogLevel=ERROR", *forwarding)
             arguments = self._arguments(entry, own, remote_command(self.cluster, entry, words))
             try:
-                code = subprocess.call(arguments)
+                process = subprocess.Popen(arguments)
             except OSError as error:
                 raise _no_ssh(error) from None
+            with process:
+                try:
+                    code = process.wait()
+                except BaseException:
+                    process.terminate()  # It restores the terminal, and the command receives SIGHUP.
+                    raise
             return code if code >= 0 else 128 - code, log.read().strip() if code == SSH_FAILED else ""
 
 
