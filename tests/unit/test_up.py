@@ -54,7 +54,7 @@ class StandIns(Ssh):
 def running(node: str, *knows: str, head_address: str = HEAD_ADDRESS) -> dict[str, Any]:
     """Facts of a host where a node runs, which knows of others."""
     facts = {"session": f"/{node}", "node": node, "address": HEAD_ADDRESS if node == "node1" else "tcp://10.0.0.2:1", "resources": {}}
-    return {"nodes": [{**facts, "head_address": head_address, "knows": [node, *knows]}]}
+    return {"nodes": [{**facts, "head": node == "node1", "head_address": head_address, "knows": [node, *knows]}]}
 
 
 JOIN = f"--address {HEAD_ADDRESS} --wait 15"
@@ -95,6 +95,10 @@ def test_a_node_of_another_head_with_this_name_is_left_alone(tmp_path: Path) -> 
         ({"Python": "3.12"}, "python3 has Python 3.12, the head node1 has 3.11: install the same version"),
         ({"cloudpickle": "2"}, "python3 has cloudpickle 2, the head node1 has 3: install the same version"),
         ({"missing": "No module named 'zmq'"}, "python3 cannot load zfabric: No module named 'zmq'"),
+        (
+            running("node1"),
+            "the head of this cluster runs there, and the file names that host as a node; `zfabric down FILE` ends it",
+        ),
         (
             {"nodes": [{"session": "/s", "error": "of another version"}]},
             "a node of this cluster cannot be joined there (of another version); `zfabric down FILE` ends it",
@@ -150,3 +154,12 @@ def test_a_host_that_answers_something_else_has_failed(tmp_path: Path, answer: s
     reports = down(hosts, hosts.said.append)
     assert {report.state for report in reports} == {state}
     assert {report.reason for report in reports} == {reason}
+
+
+def test_a_head_of_the_file_where_a_node_runs_is_refused(tmp_path: Path) -> None:
+    hosts = StandIns(tmp_path, node1=running("node2"))
+    with pytest.raises(
+        HostsError, match=r"\n  node1: a node of this cluster runs there, and the file names that host as the head; `zfabric down"
+    ):
+        hosts.up()
+    assert not hosts.done

@@ -64,6 +64,7 @@ def _node_facts(session: Session) -> dict[str, Any]:
     return {
         "session": session.directory,
         "node": description["node"],
+        "head": description["cluster"]["head"],
         "address": membership.address if membership is not None else "",
         "resources": description["resources"],
         "head_address": description["cluster"]["address"],

@@ -100,6 +100,10 @@ def _unfit(cluster: ClusterFile, entry: HostEntry, reply: Reply, head: dict[str,
     stale = next((each["error"] for each in found["nodes"] if "error" in each), "")
     if stale:
         return f"a node of this cluster cannot be joined there ({stale}); `zfabric down {cluster.path}` ends it"
+    is_head = next((each["head"] for each in found["nodes"] if "head" in each), entry.head)
+    if is_head != entry.head:
+        what, role = ("the head", "a node") if is_head else ("a node", "the head")
+        return f"{what} of this cluster runs there, and the file names that host as {role}; `zfabric down {cluster.path}` ends it"
     if cluster.network is not None and not _address_in(cluster, found):
         return f"none of its addresses is in the network {cluster.network}: {', '.join(found['addresses'])}"
     if cluster.network is None and _is_loopback(head.get("reached", "")) and not _is_loopback(found["reached"]):
