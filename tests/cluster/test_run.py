@@ -210,8 +210,10 @@ def test_a_rank_that_waits_in_vain_says_for_what(home: Path) -> None:
     with running(home) as run:
         run.start(1, 2, "--wait", "0.2", "--", "true")
         where = home / ".cache/zfabric/run/run"
-        expected = f"Error: rank 0 has not arrived in {where}\nThis rank has waited for 0.2 s (--wait).\n"
-        assert run.end() == [(1, "", expected)]
+        expected = (
+            f"rank 0 has not arrived in {where}; is that the same directory on all machines?\nThis rank has waited for 0.2 s (--wait)."
+        )
+        assert run.end() == [(1, "", f"Error: {expected}\n")]
 
 
 def test_a_program_that_is_not_there_is_named(home: Path) -> None:

@@ -13,22 +13,29 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from command_line import PATIENCE
 
 from zfabric.adapters import processes
 from zfabric.cli.main import program
 from zfabric.config import Config
-from zfabric.exceptions import ConfigError, FabricError, VersionMismatchError
-from zfabric.launch import networks
+from zfabric.exceptions import ConfigError, ConnectionLostError, FabricError, VersionMismatchError
+from zfabric.launch import networks, rendezvous, run
 from zfabric.launch.networks import host_of, own_host
 from zfabric.launch.ranks import ALONE, Rank, find_rank
 from zfabric.launch.rendezvous import STALE_SECONDS, SharedDirectory
-from zfabric.launch.run import settings_of
+from zfabric.launch.run import RunSettings, settings_of
 from zfabric.runtime.cluster import make_keys
+from zfabric.runtime.foreground import Notified
 
 STEP = {
     "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NUM_NODES": "3", "SLURM_JOB_NUM_NODES": "4", "SLURM_LOCALID": "0",
     "SLURM_CLUSTER_NAME": "c", "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0",
 }  # fmt: skip
+SHELL = {
+    "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_LOCALID": "0",
+    "SLURM_STEP_ID": "4294967290",
+}  # fmt: skip
+"""As in the shell of salloc, with LaunchParameters=use_interactive_step (Slurm 22.05)."""
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------------------
@@ -38,6 +45,10 @@ STEP = {
     ("environment", "expected"),
     [
         ({}, ALONE),
+        ({"ZFABRIC_SIZE": "1"}, ALONE),
+        ({"SLURM_JOB_NUM_NODES": "1"}, ALONE),
+        ({**SHELL, "SLURM_CPUS_ON_NODE": "4"}, Rank(0, 1, "", 4)),
+        ({"SLURM_JOB_NUM_NODES": "2", "ZFABRIC_SIZE": "1"}, ALONE),
         ({"ZFABRIC_RANK": "1", "ZFABRIC_SIZE": "2", "ZFABRIC_RUN": "a"}, Rank(1, 2, "a")),
         (STEP, Rank(2, 3, "c-17-0")),
         ({**STEP, "SLURM_RESTART_COUNT": "1"}, Rank(2, 3, "c-17-0-1")),
@@ -72,8 +83,11 @@ def test_ranks_of_environments(environment: dict[str, str], expected: Rank) -> N
         ({**STEP, "SLURM_STEP_NUM_NODES": "2"}, "3 processes were started on fewer machines, and a run has one on each"),
         (
             {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NUM_NODES": "2"},
-            "and this command was started on one of them: start it with srun",
+            "and this command was started once: start it with srun",
         ),
+        ({**SHELL, "SLURM_JOB_NUM_NODES": "2"}, "and this command was started once: start it with srun"),
+        ({"SLURM_JOB_NUM_NODES": "2"}, "and this command was started once: start it with srun"),  # By salloc's shell.
+        ({"ZFABRIC_SIZE": "4"}, "ZFABRIC_SIZE is 4, and the number of this process is unknown: set ZFABRIC_RANK"),
         ({"JOB_COMPLETION_INDEX": "1"}, "JOB_COMPLETION_INDEX is set, and the number of ranks is unknown: set ZFABRIC_SIZE"),
         ({"ZFABRIC_RANK": "2", "ZFABRIC_SIZE": "2"}, "there is no rank 2 of 2"),
         ({"ZFABRIC_RANK": "-1", "ZFABRIC_SIZE": "2"}, "ZFABRIC_RANK is a whole number, not '-1'"),
@@ -150,6 +164,23 @@ def test_a_name_of_this_machine_alone_is_no_address_for_others() -> None:
         host_of("localhost")
 
 
+def test_the_name_of_a_new_machine_may_be_known_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([socket.gaierror(socket.EAI_NONAME, "Name or service not known")] * 2)
+
+    def resolve(name: str, until: float) -> str:
+        for answer in answers:
+            raise answer
+        return "10.0.0.7"
+
+    monkeypatch.setattr(networks, "resolve", resolve)
+    monkeypatch.setattr(networks, "NAME_PAUSE_SECONDS", 0.01)
+    assert host_of("pod-0.service") == "10.0.0.7"
+    monkeypatch.setattr(networks, "NAME_SECONDS", 0.0)
+    answers = iter([TimeoutError()])
+    with pytest.raises(ConfigError, match=r"this machine does not know the address of pod-0\.service: no answer"):
+        host_of("pod-0.service")
+
+
 # --- rendezvous -------------------------------------------------------------------------------------------------------------------
 
 
@@ -186,11 +217,12 @@ def test_ranks_find_the_head_and_its_key(base: Path, tmp_path: Path) -> None:
     assert [stat.S_IMODE(path.stat().st_mode) for path in (base, base / "a")] == [0o700, 0o700]
     other.report(1, "")
     other.report(2, "no memory")
-    assert head.reports() == {2: "no memory"}
+    assert head.reports({1, 2, 3}) == {2: "no memory"}
+    assert head.reports({1, 3}) == {}
     head.close()
     assert list(base.iterdir()) == []
     other.report(1, "too late")
-    assert head.reports() == {}
+    assert head.reports({1}) == {}
     head.fail("the directory is gone", 2)
     with pytest.raises(ConfigError, match=r"the ranks cannot meet in .*/a: No such file or directory"):
         head.offer(StubHead(tmp_path))  # type: ignore[arg-type]
@@ -203,6 +235,67 @@ def test_the_failure_of_the_head_is_read_and_removed(base: Path) -> None:
     head.fail("no port", 2)
     with pytest.raises(FabricError, match="rank 0 has failed: no port"):
         other.find(1)
+    head.close()
+    assert list(base.iterdir()) == []
+
+
+def settings() -> RunSettings:
+    return RunSettings(Config(), {}, -1, "", 0, 0, 0.0, 0.0, print)
+
+
+def test_a_rank_that_joins_while_the_head_fails_reads_why(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = SharedDirectory(str(base), "a")
+    head.open()
+    head.offer(StubHead(tmp_path))  # type: ignore[arg-type]
+    head.report(2, "no memory")
+
+    def start(*_: Any) -> None:
+        head.fail("rank 2 cannot join: no memory", 3)
+        head.close()
+        raise ConnectionLostError("the head has ended")
+
+    monkeypatch.setattr(run, "_start", start)
+    monkeypatch.setattr(run, "reach", lambda address: "")
+    monkeypatch.setattr(rendezvous, "FAILURE_SECONDS", 0.0)
+    with pytest.raises(FabricError, match="rank 0 has failed: rank 2 cannot join: no memory"):
+        run.follow(Rank(1, 3, "a"), SharedDirectory(str(base), "a"), settings()._replace(wait=PATIENCE))
+
+
+def test_whatever_keeps_a_rank_from_joining_is_reported(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = SharedDirectory(str(base), "a")
+    head.open()
+    head.offer(StubHead(tmp_path))  # type: ignore[arg-type]
+
+    def reach(address: str) -> None:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(run, "reach", reach)
+    with pytest.raises(OSError, match="too many open files"):
+        run.follow(Rank(1, 2, "a"), SharedDirectory(str(base), "a"), settings())
+    assert head.reports({1}) == {1: "too many open files"}
+
+
+def test_a_head_that_is_signalled_as_it_makes_the_directory_removes_it(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: Any) -> None:
+        raise Notified
+
+    monkeypatch.setattr(SharedDirectory, "_write", write)
+    with pytest.raises(Notified):
+        run.lead(Rank(0, 2, "a"), SharedDirectory(str(base), "a"), settings(), 2, ("true",))
+    assert list(base.iterdir()) == []
+
+
+def test_a_directory_in_which_a_rank_reports_while_it_is_removed_is_removed(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = SharedDirectory(str(base), "a")
+    head.open()
+    remove, late = os.rmdir, iter([1])
+
+    def rmdir(name: str, dir_fd: int) -> None:
+        for rank in late:
+            (base / f"a/rank-{rank}").touch()
+        remove(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", rmdir)
     head.close()
     assert list(base.iterdir()) == []
 

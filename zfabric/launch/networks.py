@@ -12,6 +12,10 @@ import psutil
 from zfabric.exceptions import ConfigError
 from zfabric.runtime.cluster import REACH_SECONDS, default_address, resolve
 
+NAME_SECONDS = 45.0
+"""Seconds for a new machine's name to be known: a name server of Kubernetes remembers for 30 s that a pod has none yet."""
+NAME_PAUSE_SECONDS = 0.5
+
 
 def own_host(network: str) -> str:
     """Return this machine's address in ``network``, such as "10.1.0.0/16", or that of the default route for "".
@@ -34,11 +38,19 @@ def own_host(network: str) -> str:
 
 
 def host_of(name: str) -> str:
-    """Return the address of a host, this machine, as a number. Raises ConfigError if it is unknown, or loopback by a name of its own."""
-    try:
-        host = resolve(name, time.monotonic() + REACH_SECONDS)
-    except OSError as error:
-        raise ConfigError(f"this machine does not know the address of {name}: {error.strerror or 'no answer'}") from None
+    """Return the address of a host, this machine, as a number.
+
+    Raises ConfigError if that is still unknown after ``NAME_SECONDS``, or loopback by a name of its own.
+    """
+    until = time.monotonic() + NAME_SECONDS
+    while True:
+        try:
+            host = resolve(name, time.monotonic() + REACH_SECONDS)
+            break
+        except OSError as error:
+            if time.monotonic() > until:
+                raise ConfigError(f"this machine does not know the address of {name}: {error.strerror or 'no answer'}") from None
+            time.sleep(NAME_PAUSE_SECONDS)
     if host != name and ipaddress.ip_address(host).is_loopback:
         raise ConfigError(f"to this machine {name} is {host}, which no other machine can reach; write its number, or add --network")
     return host

@@ -40,6 +40,8 @@ class Starter(NamedTuple):
     """CPUs of this machine that the run has."""
     memory: str = ""
     """Its memory on this machine, in MiB."""
+    shell: tuple[str, str] = ("", "set")
+    """The variable and the value that mark a shell on one of the job's machines, which is no run."""
 
     def applies(self, environment: Mapping[str, str]) -> bool:
         """Whether it has started this process."""
@@ -85,6 +87,7 @@ STARTERS = (
         job_machines="SLURM_JOB_NUM_NODES",
         cpus="SLURM_CPUS_ON_NODE",
         memory="SLURM_MEM_PER_NODE",
+        shell=("SLURM_STEP_ID", "4294967290"),  # The interactive step of salloc.
     ),
     Starter("PBS", "PBS_NODENUM", "PBS_NUM_NODES", ("PBS_JOBID",), "", "pbsdsh -u"),
     Starter("Kubernetes", "JOB_COMPLETION_INDEX", "", (), "", "a Job with completionMode: Indexed"),
@@ -111,14 +114,19 @@ def find_rank(environment: Mapping[str, str]) -> Rank:
     """Return this process's rank. Raises ConfigError for an environment that has none, or two processes of a run on this machine."""
     starter = next((each for each in STARTERS if each.applies(environment)), None)
     if starter is None:
+        size = environment.get(SIZE)
+        if size and size != "1":
+            raise ConfigError(f"{SIZE} is {size}, and the number of this process is unknown: set {RANK}, from 0")
+        several = next((each for each in STARTERS if environment.get(each.job_machines, "1") != "1"), None)
+        if several is not None and not size:
+            raise _started_once(several)
         return ALONE
-    if not environment.get(SIZE) and not environment.get(starter.size):
+    variable, value = starter.shell
+    if not environment.get(SIZE) and (not environment.get(starter.size) or environment.get(variable) == value):
         if environment.get(starter.job_machines) == "1":
             return _limited(ALONE, starter, environment)
         if starter.job_machines:
-            raise ConfigError(
-                f"this job has several machines, and this command was started on one of them: start it with {starter.command}"
-            )
+            raise _started_once(starter)
         raise ConfigError(
             f"{starter.rank} is set, and the number of ranks is unknown: set {SIZE}, to 1 for a cluster of this machine alone"
         )
@@ -133,6 +141,13 @@ def find_rank(environment: Mapping[str, str]) -> Rank:
             f"start it with {starter.command}"
         )
     return _limited(Rank(number, size, _run_id(starter, environment)), starter, environment)
+
+
+def _started_once(starter: Starter) -> ConfigError:
+    return ConfigError(
+        f"this job has several machines, and this command was started once: start it with {starter.command}, or set {SIZE} to 1 "
+        "for a cluster of this machine alone"
+    )
 
 
 def _limited(rank: Rank, starter: Starter, environment: Mapping[str, str]) -> Rank:

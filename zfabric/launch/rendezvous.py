@@ -5,7 +5,7 @@
     owner          which process of which machine has made it
     cluster.key    a key of this run alone
     head           the head's address and version, or why there is none
-    rank-N         which rank has read that, and why it could not join
+    rank-N         that rank N has joined, or why it could not
 
 Rank 0 makes the directory, and it is its user's alone: it has the key. Another user may have made one of that name first, or a link; so
 nothing is read or written before owner and mode are as expected. Files appear by ``rename``, whole.
@@ -21,7 +21,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, NamedTuple
 
 from zfabric._version import __version__
@@ -85,7 +85,7 @@ class FixedAddress:
     def report(self, rank: int, reason: str) -> None:
         """Do nothing: the head cannot be notified."""
 
-    def reports(self) -> Mapping[int, str]:
+    def reports(self, ranks: Set[int]) -> Mapping[int, str]:
         """Return nothing."""
         return {}
 
@@ -148,18 +148,19 @@ class SharedDirectory:
         with contextlib.suppress(OSError):  # A full disk, or no disk any more, may be the reason.
             self._write(HEAD, {"version": __version__, "failure": reason})
             until = time.monotonic() + FAILURE_SECONDS
-            while len(self._states()) < ranks - 1 and time.monotonic() < until:
+            while len(self._reported()) < ranks - 1 and time.monotonic() < until:
                 time.sleep(LOOK_SECONDS)
-            self._opened = len(self._states()) == ranks - 1  # Else it stays, for those who come later.
+            self._opened = len(self._reported()) == ranks - 1  # Else it stays, for those who come later.
 
-    def reports(self) -> Mapping[int, str]:
-        """Return why ranks could not join, by their numbers."""
-        return {rank: str(state["failure"]) for rank, state in self._states().items() if "failure" in state}
+    def reports(self, ranks: Set[int]) -> Mapping[int, str]:
+        """Return why some of ``ranks`` could not join, by their numbers."""
+        states = {rank: self._read(f"{RANK_PREFIX}{rank}") or {} for rank in self._reported() & ranks}
+        return {rank: str(state["failure"]) for rank, state in states.items() if "failure" in state}
 
     def close(self) -> None:
         """Remove the directory."""
-        if self._opened:
-            remove_tree(self._path)
+        if self._opened and remove_tree(self._path) is not None:
+            remove_tree(self._path)  # A rank has reported meanwhile.
 
     # -- other ranks --
 
@@ -177,14 +178,13 @@ class SharedDirectory:
         if found is None:
             return None
         if "failure" in found:
-            self.report(rank, "")
             raise FabricError(f"rank 0 has failed: {found['failure']}")
         if found.get("version") != __version__:
             raise VersionMismatchError(f"rank 0 has zfabric {found.get('version')}, this machine {__version__}: install one version on all")
         return HeadOffer(str(found["address"]), f"{self._path}/{KEY}")
 
     def report(self, rank: int, reason: str) -> None:
-        """Record that a rank has read what the head has written; ``reason`` is why it cannot join, if so."""
+        """Record why a rank cannot join, or that it has joined ("")."""
         with contextlib.suppress(OSError, ConfigError):  # The run has ended, or the directory is another user's.
             os.close(_checked(self._path))
             self._write(f"{RANK_PREFIX}{rank}", {"host": os.uname().nodename, **({"failure": reason} if reason else {})})
@@ -208,14 +208,14 @@ class SharedDirectory:
             return None
         return found if isinstance(found, dict) else None
 
-    def _states(self) -> dict[int, dict[str, Any]]:
-        """What ranks have reported, by their numbers."""
+    def _reported(self) -> set[int]:
+        """The ranks that have reported."""
         try:
             found = os.listdir(self._path)
         except FileNotFoundError:  # Somebody has cleaned up; ranks that have joined stay.
-            return {}
-        names = [name for name in found if name.startswith(RANK_PREFIX) and name.removeprefix(RANK_PREFIX).isdecimal()]
-        return {int(name.removeprefix(RANK_PREFIX)): self._read(name) or {} for name in names}
+            return set()
+        numbers = (name.removeprefix(RANK_PREFIX) for name in found if name.startswith(RANK_PREFIX))
+        return {int(number) for number in numbers if number.isdecimal()}
 
     def _in_use(self) -> FabricError:
         try:

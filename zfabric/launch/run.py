@@ -104,9 +104,9 @@ def lead(rank: Rank, meeting: Meeting, settings: RunSettings, nodes_min: int, co
     Raises FabricError if fewer than ``nodes_min`` ranks have joined in time, and what ``launch`` raises.
     """
     begun = time.monotonic()
-    meeting.open()
     launched = None
     try:
+        meeting.open()
         try:
             _check_program(command)
             host, port = meeting.head_endpoint(settings.network, settings.port)
@@ -139,7 +139,7 @@ def _await_ranks(client: DriverClient, rank: Rank, meeting: Meeting, settings: R
         rows = client.query("nodes")
         joined = {row["labels"].get(RANK_LABEL) for row in rows}
         missing = {number for number in range(rank.size) if str(number) not in joined}
-        failed = {number: reason for number, reason in meeting.reports().items() if number in missing}
+        failed = meeting.reports(missing)
         if rank.size - len(failed) < nodes_min:
             raise FabricError("\n".join(f"rank {number} cannot join: {reason}" for number, reason in sorted(failed.items())))
         now = time.monotonic()
@@ -201,10 +201,11 @@ def follow(rank: Rank, meeting: Meeting, settings: RunSettings) -> int:
     """Join the head of a run, and wait for the run's end. Return 0. Raises FabricError if that fails, or if the head was lost."""
     try:
         launched = _joined(rank, meeting, settings)
-    except FabricError as error:
+    except Exception as error:  # The head waits.
         meeting.report(rank.number, str(error))
         raise
     try:
+        meeting.report(rank.number, "")  # Not before: a rank that was still joining would not learn why the head has failed.
         _await_end(launched, settings)
     finally:
         launched.close()
@@ -216,13 +217,12 @@ def _joined(rank: Rank, meeting: Meeting, settings: RunSettings) -> Launched:
     begun = time.monotonic()
     shown = ""
     while True:
-        reason = f"rank 0 has not arrived in {meeting}"
+        reason = f"rank 0 has not arrived in {meeting}; is that the same directory on all machines?"
         offer = meeting.find(rank.number)
         try:
             if offer is not None:
                 host = own_host(settings.network) if settings.network else ""
                 reach(offer.address)
-                meeting.report(rank.number, "")
                 return _start(settings, _node(rank, settings, host, settings.port, *offer))
         except VersionMismatchError:
             raise
