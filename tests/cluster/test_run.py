@@ -222,6 +222,16 @@ def test_a_program_that_is_not_there_is_named(home: Path) -> None:
         assert run.end() == [(1, "", "Error: there is no program 'no-such-program'\n")]
 
 
+def test_a_program_has_the_open_files_of_the_command_and_standard_output_may_be_closed(home: Path) -> None:
+    code = home / "code"
+    code.write_text("3")
+    begin = ("sh", "-c", f'exec "$@" 7<{code} >&-', "sh")
+    source = "import os, sys; print(os.listdir('/proc/self/fd'), file=sys.stderr); sys.exit(int(os.read(7, 1)))"
+    command = (ZFABRIC, "run", *SMALL, "--", sys.executable, "-c", source)
+    ended = subprocess.run([*begin, *command], env=Place(str(home)).environment, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
+    assert (ended.returncode, ended.stderr) == (3, "['0', '1', '2', '7']\n")  # 1 is the listed directory.
+
+
 def test_alone_it_is_one_node_and_the_program_which_is_killed_after_the_grace_period(home: Path) -> None:
     with running(home) as run:
         ignoring = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print(len(zf.nodes()), flush=True); time.sleep(1000)"

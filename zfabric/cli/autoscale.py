@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from zfabric.cli.options import address_option
@@ -25,14 +23,9 @@ def autoscale(file: str, address: str | None) -> None:
     `zfabric status` and `zfabric explain` show what is requested, or why nothing is.
     """
     scaling = read_scaling_file(file)
-    autoscaler = Autoscaler(scaling, chosen_session(address), _say)
+    autoscaler = Autoscaler(scaling, chosen_session(address), echo)
     try:
         with notified():
             autoscaler.run()
     except (Notified, KeyboardInterrupt):
-        _say("ended; nodes leave once they are idle")
-
-
-def _say(text: str) -> None:
-    echo(text)
-    sys.stdout.flush()
+        echo("ended; nodes leave once they are idle")

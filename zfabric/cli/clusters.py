@@ -202,7 +202,6 @@ def _stay(begin: Callable[[], Launched], grace: float, advice: str) -> None:
     try:
         with notified():
             launched = begin()
-            sys.stdout.flush()  # Programs read the facts while this one stays.
             reason = run_until_end(launched, grace, _say)
     except Notified:
         _say("SIGTERM: the node ends before it has begun")

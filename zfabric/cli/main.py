@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 import click
@@ -146,7 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if callable(result):  # A user's program, run outside of click.
             result()
         code = result if isinstance(result, int) else 0
-        sys.stdout.flush()
+        with suppress(AttributeError):  # It is None if who started this has closed it.
+            sys.stdout.flush()
     except (click.exceptions.Abort, KeyboardInterrupt):
         _print_error("interrupted")
         code = INTERRUPTED

@@ -113,16 +113,16 @@ ALONE = Rank(0, 1, "")
 def find_rank(environment: Mapping[str, str]) -> Rank:
     """Return this process's rank. Raises ConfigError for an environment that has none, or two processes of a run on this machine."""
     starter = next((each for each in STARTERS if each.applies(environment)), None)
+    given = environment.get(SIZE)
     if starter is None:
-        size = environment.get(SIZE)
-        if size and size != "1":
-            raise ConfigError(f"{SIZE} is {size}, and the number of this process is unknown: set {RANK}, from 0")
+        if given and given != "1":
+            raise ConfigError(f"{SIZE} is {given}, and the number of this process is unknown: set {RANK}, from 0")
         several = next((each for each in STARTERS if environment.get(each.job_machines, "1") != "1"), None)
-        if several is not None and not size:
+        if several is not None and not given:
             raise _started_once(several)
         return ALONE
     variable, value = starter.shell
-    if not environment.get(SIZE) and (not environment.get(starter.size) or environment.get(variable) == value):
+    if not given and (not environment.get(starter.size) or environment.get(variable) == value):
         if environment.get(starter.job_machines) == "1":
             return _limited(ALONE, starter, environment)
         if starter.job_machines:
@@ -130,7 +130,7 @@ def find_rank(environment: Mapping[str, str]) -> Rank:
         raise ConfigError(
             f"{starter.rank} is set, and the number of ranks is unknown: set {SIZE}, to 1 for a cluster of this machine alone"
         )
-    number, size = _whole(starter.rank, environment), _whole(SIZE if environment.get(SIZE) else starter.size, environment)
+    number, size = _whole(starter.rank, environment), _whole(SIZE if given else starter.size, environment)
     if not 0 < size <= RANKS_MAX or number >= size:
         raise ConfigError(f"{starter.name}: there is no rank {number} of {size}; ranks count from 0, and there are at most {RANKS_MAX:,}")
     on_machine = _whole(starter.local_rank, environment) if environment.get(starter.local_rank) else 0

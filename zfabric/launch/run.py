@@ -174,6 +174,7 @@ def _run(launched: Launched, settings: RunSettings, command: Sequence[str]) -> i
         program = subprocess.Popen(
             command,
             env={**os.environ, ADDRESS_VARIABLE: launched.session.directory},
+            close_fds=False,  # The program has the files that this command has: `zfabric run -- cmp <(a) <(b)`.
             preexec_fn=lambda: processes.die_with_parent(launcher),
         )
     except OSError as error:
