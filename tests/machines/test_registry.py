@@ -271,6 +271,19 @@ def test_a_member_asks_until_it_is_answered_and_then_renews_its_lease() -> None:
     assert step(machine, 3.7) == [Send(REGISTRY + NODE_A, m.RenewLease(NODE_B, 2))]
 
 
+def test_a_node_that_asks_to_join_an_ending_cluster_is_refused() -> None:
+    """Also one whose row is being written: no notice of the end would reach it, and it would wait for its lease."""
+    head = Head()
+    head.say(NODE_A, join(NODE_A))
+    head.registry.step(head.now, MEMBER + NODE_B, join(NODE_B))
+    head.registry.end_cluster("it was stopped")
+    head.turn()
+    refused = m.Refused("ConnectionLostError", "the cluster ends: it was stopped")
+    assert [message for to, message in head.sent if to == MEMBER + NODE_B] == [refused]
+    assert head.say(NODE_C, join(NODE_C)) == [refused]
+    assert not head.registry.ending
+
+
 def test_a_lease_counts_from_its_request_and_a_node_without_one_is_silent_and_then_ends() -> None:
     machine = member()
     machine.take_effects(0.0)

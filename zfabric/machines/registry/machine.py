@@ -77,7 +77,8 @@ class Registry:
         self._read = False
         self._look_at = 0.0
         self._changed = False
-        self._closing = False
+        self._closing = ""
+        """Why the cluster ends, if it does."""
         self._probes = Probes(config.pair_patience, daemons << 32)
         self._welcomed: list[Address] = []
         """Names of nodes that joined since the last table: they receive it there, without a way to the head yet."""
@@ -167,11 +168,16 @@ class Registry:
         if known is None and message.node in self._admitted and message.node != self._node:
             # A late request, or a lost answer. (The head may have had a row of an earlier one.)
             return m.Expelled("its lease ran out before it had the answer that it has joined; it is dead for the cluster")
+        if known is None and self._closing and message.node != self._node:
+            return self._late()
         if known is None and len(self._nodes) >= NODES_MAX:
             return m.Refused("FabricError", f"a cluster has at most {NODES_MAX} nodes")
         if known is not None and known.row[5] != message.key:
             return m.Refused("FabricError", "another node of this cluster has this id")
         return None
+
+    def _late(self) -> m.Refused:
+        return m.Refused("ConnectionLostError", f"the cluster ends: {self._closing}")
 
     def _admit(self, identifier: bytes) -> None:
         self._admitted[identifier] = None
@@ -187,13 +193,14 @@ class Registry:
     def _row_written(self, now: float, about: tuple[Address, bytes], answer: m.Written) -> None:
         """A new node's row is durable, or the disk is full."""
         source, identifier = about
-        if answer.ok:
+        if answer.ok and (not self._closing or identifier == self._node):
             self._nodes[identifier].durable = True
             self._counts["joined"] += 1
             self._welcome(source, identifier, now)
-        else:
+        else:  # Of an ending cluster the next head finds the row, as of all nodes whose end is not durable.
             del self._nodes[identifier], self._admitted[identifier]
-            self._effects.append(Send(source, m.Refused("OutOfDiskError", f"no node can join: {answer.text}")))
+            full = m.Refused("OutOfDiskError", f"no node can join: {answer.text}")
+            self._effects.append(Send(source, self._late() if answer.ok else full))
 
     def _welcome(self, source: Address, identifier: bytes, now: float) -> None:
         node = self._nodes[identifier]
@@ -247,10 +254,10 @@ class Registry:
 
     def end_cluster(self, reason: str) -> None:
         """Declare all others dead: they cannot go on without the head."""
-        self._closing = True
+        self._closing = reason or "the head was stopped"
         for identifier, node in list(self._nodes.items()):
             if identifier != self._node and node.durable and not node.ending:
-                self._end(identifier, node, reason or "the head was stopped")
+                self._end(identifier, node, self._closing)
 
     # -- pairs of nodes --
 
@@ -323,7 +330,7 @@ class Registry:
     @property
     def ending(self) -> bool:
         """Whether the cluster ends and a death is not durable yet."""
-        return self._closing and len(self._nodes) > 1
+        return bool(self._closing) and len(self._nodes) > 1
 
     # -- small things --
 
