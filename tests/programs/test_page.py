@@ -568,7 +568,7 @@ def test_actors_have_rates_times_and_queues(page: Page) -> None:
 
     found = eventually(row, "most calls waited for a long one, though they arrived while that ran")
     assert found["run_p50"] < found["p50"] <= found["p99"] < 10.0
-    assert 0.2 <= found["run_p99"] <= found["p99"]
+    assert found["run_p99"] >= 0.2  # Also of the first calls, of which it is unknown how long they waited.
     assert found["rate"] > 0.0
     waits = [slow.wait.remote(1000), slow.wait.remote(0)]
     zf.wait(waits, timeout=0.0)

@@ -26,6 +26,8 @@ GRACE_SECONDS = 25.0
 """Seconds of a drain after SIGTERM, by default: less than the 30 s after which Slurm and Kubernetes kill."""
 END_SECONDS = 2.0
 """Seconds beyond the grace period for a daemon that does not answer."""
+AGAIN_SECONDS = 1.0
+"""Seconds after which an exception of a signal's handler is raised again: in a finalizer, Python prints it and goes on."""
 _NOTICES = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -121,12 +123,13 @@ def _end(launched: Launched, grace: float, notice: str, say: Callable[[str], Non
             say(f"{notice}: the cluster ends")
         else:
             if signal.getsignal(signal.SIGINT) is _do_nothing:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+                signal.signal(signal.SIGINT, raises(KeyboardInterrupt))
             say(f"{notice}: draining this node for at most {grace:g} s; Ctrl-C ends it at once")
             say(_drain(launched, grace))
     except KeyboardInterrupt:
         say("interrupted: the node ends without waiting for its tasks")
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         launched.close()
         forget_failure()
@@ -135,11 +138,7 @@ def _end(launched: Launched, grace: float, notice: str, say: Callable[[str], Non
 def _drain(launched: Launched, grace: float) -> str:
     """Drain the node; say in a sentence how that ended."""
     left: dict[str, Any] = {}
-
-    def overdue(number: int, frame: Any) -> NoReturn:
-        raise _Overdue
-
-    signal.signal(signal.SIGALRM, overdue)
+    signal.signal(signal.SIGALRM, raises(_Overdue))
     signal.setitimer(signal.ITIMER_REAL, grace + END_SECONDS)
     try:
         in_time = drain_node(launched.session, str(launched.session.describe()["node"]), grace, force=True, report=left.update)
@@ -150,6 +149,17 @@ def _drain(launched: Launched, grace: float) -> str:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
     return "drained" if in_time else f"the node ends after {grace:g} s with what was left on it: {_listed(left)}"
+
+
+def raises(error: type[BaseException]) -> Callable[[int, Any], NoReturn]:
+    """Return a handler of a signal that raises ``error``, again and again until the timer (``setitimer``) is stopped."""
+
+    def handler(number: int, frame: Any) -> NoReturn:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+        raise error
+
+    return handler
 
 
 def _listed(left: dict[str, Any]) -> str:
