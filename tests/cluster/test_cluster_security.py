@@ -30,7 +30,7 @@ from zfabric.adapters import curve
 from zfabric.adapters.curve import KeyPair, make_pair
 from zfabric.adapters.node_transport import DIAL_AGAIN
 from zfabric.adapters.processes import resident_bytes
-from zfabric.machines.common.node_link import HELLO_BYTES, NOBODY, Hello, read_hello
+from zfabric.machines.common.node_link import HELLO_BYTES, MAGIC, NOBODY, Hello, read_hello
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_AGENTS, FROM_NODES
 from zfabric.protocol.codec import encode
@@ -260,7 +260,7 @@ def await_read(stranger: Any, victim: Victim, daemons: int) -> None:
         while answer != DIAL_AGAIN:
             assert stranger.poll(60_000), "the head has stopped reading"
             answer = stranger.recv()
-            if len(answer) == HELLO_BYTES and read_hello(answer).meant == last:
+            if answer.startswith(MAGIC) and len(answer) == HELLO_BYTES and read_hello(answer).meant == last:
                 return
     pytest.fail("the head accepts no hello")
 

@@ -133,15 +133,20 @@ def commands_keep_what_they_are(laptop: Place, file: str) -> None:
 
     # Ctrl-C, first with a terminal, then without.
     terminal, other_end = pty.openpty()
-    command = [ZFABRIC, "exec", file, "--", "sh", "-c", "tty; sleep 1000"]
+    # A shell may miss the signal while it starts a command.
+    waits = "import os, signal; print(os.ttyname(0), flush=True); signal.pause()"
+    command = [ZFABRIC, "exec", file, "--", "python", "-c", waits]
     with subprocess.Popen(command, env=laptop.environment, stdin=other_end, stdout=other_end, start_new_session=True) as running:
         os.close(other_end)
-        shown = b""
-        while not shown.endswith(b"\n"):
-            shown += os.read(terminal, 1000)
-        assert shown.startswith(b"/dev/pts/")
-        os.write(terminal, b"\x03")
-        assert running.wait(PATIENCE) == 130
+        try:
+            shown = b""
+            while not shown.endswith(b"\n"):
+                shown += os.read(terminal, 1000)
+            assert shown.startswith(b"/dev/pts/")
+            os.write(terminal, b"\x03")
+            assert running.wait(PATIENCE) == 130
+        finally:
+            running.kill()
     os.close(terminal)
     command = [ZFABRIC, "exec", file, "--", "sh", "-c", "echo $$; exec sleep 1000"]
     with subprocess.Popen(command, env=laptop.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as running:
