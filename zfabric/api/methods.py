@@ -7,7 +7,7 @@ in its blueprint.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, Protocol, overload
 
 from zfabric.api.options import Pairs, checked_method, pairs_of_method
 from zfabric.api.refs import ObjectRef
@@ -64,15 +64,13 @@ class Blueprint(NamedTuple):
     """Whether it runs several calls of one group at once."""
 
 
-class TypedMethod(Generic[P, R_co]):
+class TypedMethod(Protocol[P, R_co]):
     """The type of a method marked ``@zf.method``, for type checkers: it has ``remote``, and the class itself can call it."""
 
     @overload
     def __get__(self, instance: None, owner: Any = None) -> TypedMethod[P, R_co]: ...
     @overload
     def __get__(self, instance: object, owner: Any = None) -> BoundMethod[P, R_co]: ...
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        raise NotImplementedError
 
 
 class BoundMethod(Protocol[P, R_co]):

@@ -18,6 +18,7 @@ from zfabric._version import __version__
 from zfabric.exceptions import FabricError
 from zfabric.launch.cluster_file import ClusterFile, HostEntry
 from zfabric.launch.ssh import SSH_FAILED, Reply, Ssh
+from zfabric.protocol.wording import counted
 
 JOIN_SECONDS = 15
 """Seconds for a node to reach a head that runs already."""
@@ -61,7 +62,7 @@ class HostReport(NamedTuple):
 def check(ssh: Ssh, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
     """Ask all hosts for their facts, by host. Raises HostsError if one cannot have a node."""
     entries = ssh.cluster.hosts
-    say(f"checking {_counted(len(entries), 'host')}")
+    say(f"checking {counted(len(entries), 'host')}")
     replies = ssh.on_all(entries, lambda entry: _probe(ssh, entry), changing=False)
     head = _facts(replies[0])
     wrong = {entry.host: why for entry, reply in zip(entries, replies, strict=True) if (why := _unfit(ssh.cluster, entry, reply, head))}
@@ -112,7 +113,7 @@ def _unfit(cluster: ClusterFile, entry: HostEntry, reply: Reply, head: dict[str,
 
 
 def _refusal(cluster: ClusterFile, wrong: dict[str, str], unreached: bool) -> str:
-    lines = [f"{len(wrong)} of {_counted(len(cluster.hosts), 'host')} cannot be used; nothing was started", *_listed(wrong.items())]
+    lines = [f"{len(wrong)} of {counted(len(cluster.hosts), 'host')} cannot be used; nothing was started", *_listed(wrong.items())]
     if unreached:
         options = shlex.join(("-o", "BatchMode=yes", *cluster.ssh))
         lines.append(f"`ssh {options} HOST true` must work: zfabric enters no password and accepts no host key for you")
@@ -152,7 +153,7 @@ def up(ssh: Ssh, say: Callable[[str], None]) -> list[HostReport]:
     try:
         return _start_missing(ssh, hosts, begun, say)
     except KeyboardInterrupt:
-        say(f"interrupted: ending what was started on {_counted(len(begun), 'host')}; Ctrl-C again leaves it there")
+        say(f"interrupted: ending what was started on {counted(len(begun), 'host')}; Ctrl-C again leaves it there")
         failed = {report.host: report.reason for report in _end_all(ssh, begun) if report.state == FAILED}
         for line in _listed(failed.items()):
             say(line)
@@ -196,7 +197,7 @@ def _join_all(
 ) -> list[HostReport]:
     """Start nodes, which join a head. ``begun`` receives their hosts."""
     cluster = ssh.cluster
-    say(f"starting {_counted(len(missing), 'node')}")
+    say(f"starting {counted(len(missing), 'node')}")
     answered = ssh.run(cluster.head, [], first=f"cat {shlex.quote(head['session'] + '/cluster.key')}")
     if answered.code != 0:
         raise HostsError(f"the key of the cluster cannot be read on {cluster.head.host}: {answered.reason}")
@@ -245,7 +246,7 @@ def _write(path: str, name: str) -> str:
 
 def down(ssh: Ssh, say: Callable[[str], None]) -> list[HostReport]:
     """End the cluster's nodes, the head last, and remove its keys from the hosts; report all hosts."""
-    say(f"stopping the nodes on {_counted(len(ssh.cluster.hosts), 'host')}")
+    say(f"stopping the nodes on {counted(len(ssh.cluster.hosts), 'host')}")
     return _end_all(ssh, ssh.cluster.hosts)
 
 
@@ -282,7 +283,3 @@ def execute(ssh: Ssh, command: Sequence[str], ports: Sequence[int], terminal: bo
     head = ssh.cluster.head
     words = ["-P", "-m", "zfabric.launch.host", "exec", ssh.cluster.name, head.name, *command]
     return ssh.attach(head, words, ports, terminal)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

@@ -71,7 +71,7 @@ class PeerChannel:
 
     def send(self, node: bytes, message: m.Message) -> None:
         """Send, in order, once all numbered messages so far are acknowledged."""
-        if self._waiting or (self._open and not (self._ordered and set(self._open.values()) == {node})):
+        if self._waiting or (self._open and not (self._ordered and all(receiver == node for receiver in self._open.values()))):
             self._waiting.append((self.barrier, node, message))
         else:
             self._send(node, message)

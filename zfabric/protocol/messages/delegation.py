@@ -78,7 +78,7 @@ STATUS = within(0, STAYS)
 
 
 def check_sizes(values: tuple[Any, ...]) -> None:
-    """Check the numbers among values: the sizes of those that are large."""
+    """Check the sizes of large values, which stand in their places."""
     COUNT.check(tuple(value for value in values if type(value) is int))
 
 

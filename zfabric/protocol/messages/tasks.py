@@ -236,7 +236,7 @@ class RunningTasks(NamedTuple):
 
 
 class TakeBack(NamedTuple):
-    """local scheduler -> worker control. Return those of these tasks that have not begun. ``TakenBack`` is the answer."""
+    """local scheduler -> worker control. Return these tasks, except those that have begun. Answered by ``TakenBack``."""
 
     task_ids: TaskIds
 
