@@ -136,36 +136,19 @@ def test_larger_than_the_store_is_refused_at_once_by_size() -> None:
     assert "object_store_memory" in answer.text
 
 
-def test_freed_room_is_reused_by_its_writer() -> None:
+def test_freed_room_is_reused_from_below_in_parts_and_whole() -> None:
     world = World(64)
-    size = 2 * PIECE - HEADER_BYTES
-    world.put_now(world.process(1), 1, size)
-    world.put_now(world.process(2), 2, size)
-    places = {number: next(offset for offset, (found, _) in world.contents.items() if found == object_id(number)) for number in (1, 2)}
+    for number, pieces in ((1, 6), (2, 2), (3, 3)):
+        world.put_now(world.process(number), number, pieces * PIECE - HEADER_BYTES)
+    lowest = min(world.contents) - HEADER_BYTES
     world.free(1)
     world.free(2)
     world.settle()
-    for number in (2, 1):
-        token = world.reserve(world.process(number), size)
+    for process, part in ((2, 0), (1, 1), (2, 2)):
+        token = world.reserve(world.process(process), 2 * PIECE - HEADER_BYTES)
         world.turn()
-        assert world.process(number).answers[token].offset == places[number] - HEADER_BYTES
+        assert world.process(process).answers[token].offset == lowest + part * 2 * PIECE
     assert world.pending == []
-
-
-def test_freed_room_is_reused_by_its_writer_also_in_parts() -> None:
-    world = World(64)
-    world.put_now(world.process(1), 1, 6 * PIECE - HEADER_BYTES)
-    world.put_now(world.process(3), 3, 3 * PIECE - HEADER_BYTES)
-    world.put_now(world.process(2), 2, 2 * PIECE - HEADER_BYTES)
-    world.put_now(world.process(3), 4, 3 * PIECE - HEADER_BYTES)
-    written = next(offset for offset, (found, _) in world.contents.items() if found == object_id(1)) - HEADER_BYTES
-    world.free(1)
-    world.free(2)
-    world.settle()
-    for part in range(3):
-        token = world.reserve(world.process(1), 2 * PIECE - HEADER_BYTES)
-        world.turn()
-        assert world.process(1).answers[token].offset == written + part * 2 * PIECE
 
 
 def test_free_memory_is_returned_to_the_system_after_a_while() -> None:

@@ -52,6 +52,7 @@ def test_ranges_agree_with_a_set_of_slots(operations: list[tuple[bool, int, int]
             fitting = [(length, begin) for begin, length in runs(model) if length >= wanted]
             found = ranges.smallest(wanted)
             assert found == ((min(fitting)[1], min(fitting)[0]) if fitting else None)
+            assert ranges.lowest(wanted) == min(((begin, length) for length, begin in fitting), default=None)
             assert ranges.total_from(wanted) == sum(length for length, _ in fitting)
 
 
@@ -124,6 +125,18 @@ def test_free_space_agrees_with_a_map_of_units(data: st.DataObject) -> None:
         assert list(space.ready) == model.ranges("ready")
         assert list(space.cold) == model.ranges("cold")
         assert space.total == model.state.count("ready") * model.unit + model.state.count("cold") * model.unit
+
+
+def test_the_lowest_room_is_taken_first_until_room_is_scarce() -> None:
+    space = FreeSpace(0, 16 * PIECE)
+    taken = space.take_cold(16 * PIECE)
+    assert taken is not None
+    space.free(0, 4 * PIECE)
+    space.free(8 * PIECE, PIECE)
+    assert space.take_ready(PIECE) == 0
+    space.free(0, PIECE)
+    assert space.take_ready(2 * PIECE) == 0
+    assert space.take_ready(PIECE) == 8 * PIECE, "two larger pieces stay together"
 
 
 def test_the_index_has_its_own_pieces_in_front() -> None:

@@ -25,6 +25,9 @@ INDEX_ENTRY_BYTES = 64
 INDEX_SHARE = 4096
 """Values up to 64 KiB are rarely here, so entries suffice."""
 
+SCARCE_SHARE = 4
+"""Room is scarce if less than one part in so many is free."""
+
 Range = tuple[int, int]
 """``(start, size)`` in bytes."""
 
@@ -60,7 +63,7 @@ def file_number(offset: int) -> int:
 
 
 class Ranges:
-    """Disjoint ranges, merged where they touch, with best-fit search."""
+    """Disjoint ranges, merged where they touch, with searches for room."""
 
     __slots__ = ("_by_size", "_sizes", "_starts", "total")
 
@@ -134,6 +137,14 @@ class Ranges:
             self._insert(start + size, begin + length - start - size)
         self.total -= size
 
+    def lowest(self, size: int) -> Range | None:
+        """The lowest range of at least ``size`` bytes."""
+        if self._by_size and self._by_size[-1][0] >= size:
+            for start in self._starts:
+                if self._sizes[start] >= size:
+                    return start, self._sizes[start]
+        return None
+
     def smallest(self, size: int) -> Range | None:
         """The smallest range of at least ``size`` bytes, the lowest of those."""
         index = bisect_left(self._by_size, (size, -1))
@@ -163,6 +174,7 @@ class FreeSpace:
     """The free part of ``start … end``, all cold at first."""
 
     def __init__(self, start: int, end: int) -> None:
+        self.size = end - start
         self.ready = Ranges()
         self.cold = Ranges(((start, (end - start) // PIECE * PIECE),))
 
@@ -172,19 +184,16 @@ class FreeSpace:
         return self.ready.total + self.cold.total
 
     def take_ready(self, size: int) -> int | None:
-        """Take ready bytes from the smallest range that has them."""
-        found = self.ready.smallest(size)
+        """Take ready bytes, the lowest that are free: processes have mapped their pages before.
+
+        Where room is scarce, take them from the smallest range that has them: this leaves larger ranges whole.
+        """
+        scarce = self.total < self.size // SCARCE_SHARE
+        found = self.ready.smallest(size) if scarce else self.ready.lowest(size)
         if found is None:
             return None
         self.ready.remove(found[0], size)
         return found[0]
-
-    def take_at(self, start: int, size: int) -> bool:
-        """Take exactly these bytes if they are free and ready."""
-        if self.ready.around(start, size) is None:
-            return False
-        self.ready.remove(start, size)
-        return True
 
     def take_cold(self, size: int) -> Taken | None:
         """Take whole cold pieces."""

@@ -162,7 +162,7 @@ class ObjectStore:
             free_from = max(start, used_to)
             if free_from < start + size:
                 grant.open.remove(free_from, start + size - free_from)
-                self._tables.release(free_from, start + size - free_from, grant.holder)
+                self._tables.release(free_from, start + size - free_from)
         for start, size in message.gaps:
             if size > 0 and grant.open.around(start, size) is not None:
                 grant.open.remove(start, size)
@@ -211,7 +211,7 @@ class ObjectStore:
             else:
                 tables.counts["copies_dropped"] += 1
                 tables.effects.append(e.WriteHeader(offset, e.FREED))
-                tables.give_up(start, length, writer)
+                tables.give_up(start, length)
                 tables.revive(entry)
             if grant.exact or (grant.returned and not grant.open.total):
                 tables.close_grant(grant)

@@ -152,7 +152,7 @@ class Room:
         self._hurry(READY_AHEAD_GRANTS * waiter.wish)
         usual = self._grant_size(waiter, self.grant_bytes)
         for size in dict.fromkeys((self._grant_size(waiter, GRANTS_MOST * self.grant_bytes), usual, waiter.need)):
-            start = self.tables.take_ready(waiter.process, size)
+            start = self.tables.space.take_ready(size)
             if start is not None:
                 self._give(waiter, start, size)
                 return True
@@ -252,7 +252,7 @@ class Room:
             return
         size = self._portion(preparation)
         # Not necessarily where it was made ready: rests beside it may have been joined to it, and are filled first.
-        start = None if preparation.failed else self.tables.take_ready(waiter.process, size)
+        start = None if preparation.failed else self.tables.space.take_ready(size)
         if start is None:
             self.enqueue(waiter, front=True)
         else:

@@ -20,8 +20,6 @@ Readers map a checked file.
 
 GONE_MAX = 4096
 """Remembered dead processes, whose late messages change nothing."""
-HINTS_MAX = 8
-"""Ranges remembered per process, the last written."""
 
 
 class StoreEntry:
@@ -169,7 +167,6 @@ class StoreTables:
         """The highest so far: no number is used again."""
         self.spilling = 0
         self.gone: dict[bytes, None] = {}
-        self.hints: dict[bytes, deque[tuple[int, int]]] = {}
         self.freed_some = False
         self.disk_error = self.memory_error = ""
         self.effects: list[e.Effect] = []
@@ -244,7 +241,7 @@ class StoreTables:
         offset, entry.offset = entry.offset, None
         if offset is not None:
             self.effects.append(e.WriteHeader(offset, e.FREED))
-            self.give_up(offset - HEADER_BYTES, entry.room, entry.writer)
+            self.give_up(offset - HEADER_BYTES, entry.room)
 
     def waiters(self) -> list[Waiter]:
         """All who wait, also while room is made ready."""
@@ -263,37 +260,18 @@ class StoreTables:
 
     # -- room --
 
-    def give_up(self, start: int, size: int, writer: bytes) -> None:
+    def give_up(self, start: int, size: int) -> None:
         """Free an object's room, at once or with its grant."""
         grant = self.grant_of(start)
         if grant is not None:
             grant.parked.add(start, size)
         else:
-            self.release(start, size, writer)
+            self.release(start, size)
 
-    def release(self, start: int, size: int, writer: bytes) -> None:
-        """Free ready bytes, offered first to ``writer``, who has mapped them."""
+    def release(self, start: int, size: int) -> None:
+        """Free ready bytes."""
         self.space.free(start, size)
         self.freed_some = True
-        if writer and writer not in self.gone:
-            hints = self.hints.setdefault(writer, deque(maxlen=HINTS_MAX))
-            if hints and sum(hints[-1]) == start:
-                before = hints.pop()
-                start, size = before[0], before[1] + size
-            hints.append((start, size))
-
-    def take_ready(self, process: bytes, size: int) -> int | None:
-        """Take ready room, preferably where the process wrote before."""
-        hints = self.hints.get(process, ())
-        for start, length in tuple(hints):
-            if length >= size and self.space.take_at(start, size):
-                at = self.hints[process].index((start, length))
-                if length > size:
-                    self.hints[process][at] = (start + size, length - size)
-                else:
-                    del self.hints[process][at]
-                return start
-        return self.space.take_ready(size)
 
     def add_grant(self, grant: StoreGrant) -> None:
         """Add a grant."""
@@ -303,7 +281,7 @@ class StoreTables:
     def close_grant(self, grant: StoreGrant) -> None:
         """End a grant and free what is no object."""
         for start, size in sorted([*grant.open, *grant.parked]):
-            self.release(start, size, grant.holder)
+            self.release(start, size)
         del self.grants[grant.offset]
         del self.grant_starts[bisect_right(self.grant_starts, grant.offset) - 1]
 
@@ -327,7 +305,6 @@ class StoreTables:
         self.gone[process] = None
         if len(self.gone) > GONE_MAX:
             del self.gone[next(iter(self.gone))]
-        self.hints.pop(process, None)
         for waiter in self.waiters():
             if waiter.entry is None:
                 waiter.cancelled = waiter.cancelled or waiter.process == process
