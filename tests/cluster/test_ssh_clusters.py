@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,38 @@ from sshd import ADDRESSES, UNREACHABLE, Sshd, free_port, why_not
 
 from zfabric.runtime.launch import stop
 from zfabric.runtime.session import HEAD_SUFFIX, Session, find_sessions
+
+PUMP = """
+import os, socket, sys, threading
+link = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+def send():
+    while block := os.read(0, 65536):
+        link.sendall(block)
+threading.Thread(target=send, daemon=True).start()
+while block := link.recv(65536):
+    os.write(1, block)
+"""
+"""A connection from another network namespace, on standard input and output."""
+SERVER = """
+import socket, sys
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
+    print("listens", flush=True)
+    client = server.accept()[0]
+    with client, client.makefile("rb") as asked:
+        client.sendall(asked.readline() * 100_000)
+"""
+CLIENT = """
+import socket, subprocess, sys
+port, *command = sys.argv[1:]
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as running:
+    assert running.stdout.readline() == b"listens\\n"
+    with socket.create_connection(("127.0.0.1", int(port))) as link, link.makefile("rb") as answer:
+        link.sendall(b"a question\\n")
+        print(answer.read() == b"a question\\n" * 100_000)
+sys.exit(running.returncode)
+"""
+"""It runs in a network namespace of its own: the forwarded port and that of the server are both 127.0.0.1:PORT."""
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"CLUSTERS OVER SSH ARE NOT TESTED: {why_not()}")
 NODE = '[[nodes]]\nhosts = ["node2"]\nnum_cpus = 1\nobject_store_memory = "32MB"\n'
@@ -107,6 +140,7 @@ def test_a_cluster_over_ssh_from_up_to_down(machines: Sshd, laptop: Place, tmp_p
     assert not [path for path in elsewhere if any(secret in path.read_bytes() for secret in heads)]
 
     commands_keep_what_they_are(laptop, file)
+    a_port_is_forwarded(machines, laptop, file)
 
     lost = Session(rows[1]["session"])
     os.kill(lost.supervisor()[0], signal.SIGKILL)
@@ -164,6 +198,22 @@ def commands_keep_what_they_are(laptop: Place, file: str) -> None:
         os.killpg(running.pid, signal.SIGINT)
         assert (running.wait(PATIENCE), running.communicate()[1]) == (130, "\ninterrupted\n")
     eventually(lambda: gone(pid), "the end of the command on the head")
+
+
+def a_port_is_forwarded(machines: Sshd, laptop: Place, file: str) -> None:
+    """``zfabric exec --forward`` from a machine with a loopback of its own."""
+    pump, apart = machines.directory / "pump.py", machines.directory / "apart.toml"
+    pump.write_text(PUMP)
+    proxy = f"ProxyCommand=nsenter --net=/proc/{os.getpid()}/ns/net {sys.executable} {pump} %h %p"
+    apart.write_text(Path(file).read_text().replace("ssh = [", f'ssh = ["-o", "{proxy}", '))
+    apart.chmod(0o600)
+    port = str(free_port("127.0.0.1"))
+    command = [ZFABRIC, "exec", str(apart), "--forward", port, "--", "python", "-c", SERVER, port]
+    ran = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", CLIENT, port, *command],
+        env=laptop.environment, capture_output=True, text=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert (ran.stdout, ran.returncode, ran.stderr) == ("True\n", 0, "")
 
 
 def test_nothing_is_started_unless_all_hosts_can_be_used(machines: Sshd, laptop: Place, tmp_path: Path) -> None:
