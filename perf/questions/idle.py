@@ -1,6 +1,7 @@
 """What does a cluster cost that has nothing to do?
 
 Supervisor, daemon, template and two workers, a while after their last task. Unique memory is what would come free if they ended.
+The driver does not count. Dask's scheduler runs in its driver, so it does not count either.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Do a million tasks in a queue get done, how fast, and in how much memory?
 
 They are queued behind a task that holds both CPUs until all of them are in the scheduler; the time is that of the submission and, after
-the blocker has ended, of running them and having every value. Bytes are what the daemon's heap grew by, divided by the tasks.
+the blocker has ended, of running them and having every value. Bytes are what the daemon's heap grew by, divided by the tasks. The
+longest turn is wall-clock time: where more processes are busy than there are cores, it contains the turns of others.
 """
 
 from __future__ import annotations
