@@ -8,9 +8,8 @@ import pytest
 
 from zfabric.config import Config
 from zfabric.machines.client.machine import Client
-from zfabric.machines.common.naming import Namer
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import CLIENT, job_id, root_task
+from zfabric.protocol.ids import CLIENT, Namer, job_id, root_task
 
 JOB = job_id(1)
 ME = b"\x01client0"

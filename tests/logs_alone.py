@@ -7,8 +7,7 @@ from typing import Any
 from scheduler_alone import CLIENT, FUNCTION, OWN, Node, task_id
 
 from zfabric.config import Config
-from zfabric.machines.common.log_format import CHECKPOINT, LOG
-from zfabric.machines.common.tables import TABLES
+from zfabric.machines.common.tables import CHECKPOINT, LOG, TABLES
 from zfabric.machines.worker.call_log import CallLog
 from zfabric.machines.worker.machine import Worker
 from zfabric.protocol import messages as m

@@ -36,6 +36,15 @@ CHUNK_BYTES = MiB
 """Bytes of each chunk, but the last, in which values travel between nodes."""
 NUMBER_MAX = 2**62
 """Bound of all settings: files and messages carry integers of 64 bits."""
+PROBE_SHARE = 1 / 3
+"""How long all pairs of nodes are probed, as a part of ``pair_patience``."""
+PROBE_SECONDS_MIN = 5.0
+"""The least time of a probe: agents may make a connection first, perhaps on busy machines."""
+
+
+def probe_seconds(patience: float) -> float:
+    """Seconds that a transfer agent waits for answers. ``patience`` is ``pair_patience``. Registry, members and agents agree on it."""
+    return max(PROBE_SECONDS_MIN, PROBE_SHARE * patience)
 
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

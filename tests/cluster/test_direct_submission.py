@@ -21,8 +21,8 @@ from worker_alone import worker as worker  # a fixture
 
 import zfabric as zf
 from zfabric.machines.client.machine import Client
-from zfabric.machines.worker.items import Item
 from zfabric.machines.worker.machine import Worker
+from zfabric.machines.worker.queue import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.ids import CLIENT, CONTROL, WORKER, object_id

@@ -20,7 +20,7 @@ from zfabric.machines.worker.machine import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import LOCAL_SCHEDULER, WORKER
 from zfabric.runtime import interface
-from zfabric.runtime.lending import Lending
+from zfabric.runtime.waiting import Lending
 
 shared = one_cluster(num_cpus=1)
 

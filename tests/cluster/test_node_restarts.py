@@ -18,7 +18,6 @@ from tests.sim.programs import ACTOR, Program, mix
 from tests.sim.scenarios import STEADY, get, invoke, task
 from tests.sim.world import World
 from zfabric.machines.common.lineage_blocks import entrusted_row, pack_block, read_block
-from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.tables import pack_row
 from zfabric.machines.local_scheduler.object_places import Stored
 from zfabric.machines.local_scheduler.records import ENDING
@@ -35,6 +34,7 @@ from zfabric.protocol.ids import (
     job_id,
     object_id,
     remote_caller,
+    salt_of,
 )
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime.daemon import lease_clock

@@ -14,7 +14,7 @@ from faults import PATIENCE, damage_what_is_on_disk, eventually, kill_daemon
 from logs_alone import ACTOR, Actor, next_incarnation
 
 import zfabric as zf
-from zfabric.machines.common.log_format import calls_in
+from zfabric.machines.common.tables import calls_in
 from zfabric.protocol import messages as m
 from zfabric.runtime import interface
 

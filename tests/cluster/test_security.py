@@ -329,10 +329,9 @@ def test_impossible_requests_of_members_are_refused_and_counted() -> None:
 # --- pickles --------------------------------------------------------------------------------------------------------------------------
 
 LOADERS = {
-    "zfabric.adapters.cached_functions",
     "zfabric.adapters.pickler",
     "zfabric.adapters.serialization",
-    "zfabric.adapters.tensors",
+    "zfabric.adapters.arrays",
     "zfabric.adapters.task_errors",
     "zfabric.adapters.unpicklable",
     "zfabric.ray_mode.ray.cloudpickle",  # Names for programs of Ray; nothing of ours calls them.

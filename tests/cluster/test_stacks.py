@@ -22,9 +22,9 @@ from zfabric.cli.stack import stack
 from zfabric.exceptions import GetTimeoutError
 from zfabric.protocol.names import brief
 from zfabric.runtime import sampling
+from zfabric.runtime.activity import sample_report
 from zfabric.runtime.connect import attach
 from zfabric.runtime.session import Session
-from zfabric.runtime.stack_report import sample_report
 from zfabric.runtime.timeline import TimelineNode
 
 wide_cluster = one_cluster(num_cpus=8)
@@ -157,8 +157,8 @@ def test_the_stack_of_a_waiting_driver_is_shown(tmp_path: Path) -> None:
 
 
 def test_a_worker_whose_interpreter_is_held_is_dumped_from_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zfabric.runtime.stack_report.ANSWER_SECONDS", 0.3)  # It never answers.
-    monkeypatch.setattr("zfabric.runtime.stack_report.DUMP_SECONDS", PATIENCE)
+    monkeypatch.setattr("zfabric.runtime.activity.STACKS_SECONDS", 0.3)  # It never answers.
+    monkeypatch.setattr("zfabric.runtime.activity.DUMP_SECONDS", PATIENCE)
     ref = hold.remote(tmp_path / "held")
     here(tmp_path / "held")
     task_id = brief(ref.binary()[:16])
@@ -169,7 +169,7 @@ def test_a_worker_whose_interpreter_is_held_is_dumped_from_c(tmp_path: Path, mon
     assert "in hold\n      return 3 ** (10**9) % 7" in text
     pid = int(text.split()[1].rstrip(":"))
     os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr("zfabric.runtime.stack_report.DUMP_SECONDS", 0.1)
+    monkeypatch.setattr("zfabric.runtime.activity.DUMP_SECONDS", 0.1)
     try:
         assert "does not answer" in looked(str(pid))
     finally:

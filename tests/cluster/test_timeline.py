@@ -18,8 +18,7 @@ from timeline_arrows import Named, ends_of, named
 
 import zfabric as zf
 from zfabric.machines.common.lineage_blocks import pack_block
-from zfabric.machines.common.naming import Namer
-from zfabric.protocol.ids import FUNCTION_BYTES, TASK_BYTES, call_value, first_attempt, job_id, object_id, root_task
+from zfabric.protocol.ids import FUNCTION_BYTES, TASK_BYTES, Namer, call_value, first_attempt, job_id, object_id, root_task
 from zfabric.protocol.trace import actor_of, method_id, pack_times, read_trace, rename
 from zfabric.runtime.arrows import Span, Spans, arrows
 

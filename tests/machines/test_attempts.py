@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from scheduler_alone import ACTOR_CLASS, CLIENT, DRIVER, FUNCTION, JOB, OLD, OWN, Restarted, died, ref, row, task_id
 
-from zfabric.machines.common.naming import salt_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import pack_failure, unpack_failure
@@ -21,6 +20,7 @@ from zfabric.protocol.ids import (
     next_attempt,
     pack_counter,
     root_task,
+    salt_of,
     tries_of,
 )
 from zfabric.protocol.options import RESOURCE_UNIT

@@ -6,7 +6,7 @@ import pytest
 from logs_alone import ACTOR, ANN, BOB, DAEMON, Actor, Store, home, lasts, next_incarnation, part
 from scheduler_alone import CLIENT, DRIVER, OWN, ref, task_id
 
-from zfabric.machines.common.log_format import CHECKPOINT, LOG, calls_in
+from zfabric.machines.common.tables import CHECKPOINT, LOG, calls_in
 from zfabric.machines.worker.call_log import PART_BYTES
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, unpack_failure

@@ -11,9 +11,8 @@ from client_alone import client as client  # a fixture
 
 from zfabric.machines.client.machine import Client
 from zfabric.machines.client.outbox import Outbox
-from zfabric.machines.common.naming import Namer
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import FIRST_RETURN, first_attempt, next_attempt, object_id
+from zfabric.protocol.ids import FIRST_RETURN, Namer, first_attempt, next_attempt, object_id
 
 
 def again(client: Client, *running: Any) -> dict[type[Any], Any]:

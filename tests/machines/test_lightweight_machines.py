@@ -11,8 +11,8 @@ from scheduler_alone import CLIENT, DRIVER, OWN, Node, ref, task_id
 from zfabric.config import Config
 from zfabric.machines.worker.actor_queues import ActorQueues
 from zfabric.machines.worker.baton import FAREWELL, LEAVE
-from zfabric.machines.worker.items import Invocation, actor_of
 from zfabric.machines.worker.machine import Worker
+from zfabric.machines.worker.queue import Invocation, actor_of
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure

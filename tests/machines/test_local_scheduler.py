@@ -11,7 +11,6 @@ from scheduler_alone import DRIVER, FUNCTION, JOB, OWN, Node, died, ref, row, ta
 
 from zfabric.adapters.task_errors import pack_error
 from zfabric.config import Config
-from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.common.tables import pack_row, unpack_row
 from zfabric.machines.local_scheduler import records, tables
@@ -21,7 +20,7 @@ from zfabric.machines.local_scheduler.tables import NOTICES_MAX
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, unpack_failure
-from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, WORKER, child_prefix, control_of, job_id, object_id, pack_counter
+from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, WORKER, child_prefix, control_of, job_id, object_id, pack_counter, salt_of
 from zfabric.protocol.inside import with_refs
 from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.options import RESOURCE_UNIT

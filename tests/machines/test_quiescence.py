@@ -9,7 +9,7 @@ import pytest
 from logs_alone import ACTOR, ANN, DAEMON, Actor, Store, home, lasts, part
 from scheduler_alone import CLIENT, DRIVER, OWN
 
-from zfabric.machines.common.log_format import CHECKPOINT, newest
+from zfabric.machines.common.tables import CHECKPOINT, newest
 from zfabric.machines.worker.quiescence import CLOSED, OPEN, PAUSE, QUIET, TAKING, CheckpointLog, Gate
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m

@@ -8,8 +8,7 @@ import pytest
 from nodes_alone import ACTOR_ID, CALL, CALLER, HANDLE, HOME_A, HOME_C, OTHER, PUT, SELF, Nodes
 from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, OWN, died
 
-from zfabric.machines.common.log_format import CHECKPOINT, LOG
-from zfabric.machines.common.tables import pack_row, unpack_row
+from zfabric.machines.common.tables import CHECKPOINT, LOG, pack_row, unpack_row
 from zfabric.machines.worker.call_log import CallLog
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, CONTROL_STORE, WORKER, control_of, first_attempt, next_attempt, remote_caller

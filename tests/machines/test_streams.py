@@ -10,9 +10,9 @@ from scheduler_alone import ACTOR_CLASS, CLIENT, DRIVER, OLD, OWN, WORKER, Node,
 from zfabric.config import Config
 from zfabric.machines.local_scheduler.object_places import PENDING, Stored
 from zfabric.machines.worker.baton import Baton
-from zfabric.machines.worker.items import Invocation, Item
 from zfabric.machines.worker.machine import Worker
-from zfabric.machines.worker.yields import Yields
+from zfabric.machines.worker.queue import Invocation, Item
+from zfabric.machines.worker.reports import Yields
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import call_value, control_of, object_id

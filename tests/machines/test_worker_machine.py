@@ -8,8 +8,8 @@ from logs_alone import DAEMON as SCHEDULER
 from worker_alone import DAEMON, FUNCTION, begin, finish, give, row, sent_by
 from worker_alone import worker as worker  # a fixture
 
-from zfabric.machines.worker.items import Item
 from zfabric.machines.worker.machine import Worker
+from zfabric.machines.worker.queue import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, object_id
 from zfabric.protocol.trace import UNKNOWN, read_waited
@@ -320,7 +320,7 @@ def test_a_drained_actor_that_is_measured_holds_its_calls() -> None:
 
 
 def test_arrivals_of_calls_that_never_begin_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zfabric.machines.worker.call_trace.ARRIVALS_MAX", 4)
+    monkeypatch.setattr("zfabric.machines.worker.reports.ARRIVALS_MAX", 4)
     actor = Measured()
     actor.measure(0.0)
     actor.arrive(1.0, *range(10, 14))

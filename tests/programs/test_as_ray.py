@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from command_line import PATIENCE, Place
 
-from zfabric.ray_mode.finder import OWN, WITHOUT_RAY
-from zfabric.ray_mode.installed import NEWEST, TESTED
-from zfabric.ray_mode.report import LIBRARIES, modules
+from zfabric.ray_mode.command import LIBRARIES, modules
+from zfabric.ray_mode.finder import NEWEST, OWN, TESTED, WITHOUT_RAY
 
 ROOT = Path(__file__).parents[2]
 MODE = "import zfabric.as_ray"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from zfabric.machines.common.naming import Namer
 from zfabric.machines.worker import Invocation, Item
+from zfabric.protocol.ids import Namer
 
 Body = Generator[tuple[Any, ...], Any, Any]
 

@@ -20,9 +20,8 @@ from tests.sim.logged import READONLY
 from tests.sim.node import Overview
 from tests.sim.programs import LOST
 from tests.sim.workers import WorkerProcess
-from zfabric.machines.common.log_format import LOG
-from zfabric.machines.common.tables import unpack_row
-from zfabric.machines.worker.items import Invocation
+from zfabric.machines.common.tables import LOG, unpack_row
+from zfabric.machines.worker.queue import Invocation
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import INCARNATION_BYTES, PREFIX_BYTES, TASK_BYTES, short

@@ -9,9 +9,8 @@ from tests.sim.interpreter import driver_body
 from tests.sim.processes import Process
 from tests.sim.programs import Program
 from tests.sim.surroundings import NodeView, Surroundings
-from zfabric.machines.common.naming import Namer
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import root_task
+from zfabric.protocol.ids import Namer, root_task
 from zfabric.protocol.messages import OK
 
 

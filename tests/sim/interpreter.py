@@ -29,7 +29,7 @@ from tests.sim.programs import (
     mix,
     pack_value,
 )
-from zfabric.machines.common.log_format import is_remake
+from zfabric.machines.common.tables import is_remake
 from zfabric.machines.worker import Invocation, Item, Worker
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, object_id, tries_of
 from zfabric.protocol.inside import refs_in

@@ -13,7 +13,7 @@ import msgpack
 from tests.sim.arena import Content
 from tests.sim.processes import Process
 from tests.sim.programs import Doomed, Value, pack_value
-from zfabric.machines.common.log_format import CHECKPOINT, LOG, LoggedCall, blocks_after, calls_in, newest
+from zfabric.machines.common.tables import CHECKPOINT, LOG, LoggedCall, blocks_after, calls_in, newest
 from zfabric.machines.worker import CallLog, CheckpointLog, Gate, Invocation, Item, Worker
 from zfabric.protocol.ids import TASK_BYTES, call_value
 from zfabric.protocol.messages import Row

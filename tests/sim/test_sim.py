@@ -35,14 +35,13 @@ from tests.sim.streams import with_streaming_methods
 from tests.sim.variants import SCRIPTED, VARIANTS, applied, kind_of, shows
 from tests.sim.world import EVENTS_MAX, Failure, World
 from zfabric.config import FRAME_BYTES_MIN
-from zfabric.machines.common.naming import Namer
 from zfabric.machines.local_scheduler.records import ENDING
 from zfabric.machines.worker import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol import pieces
 from zfabric.protocol.codec import encode
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, TASK_BYTES, call_value
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, TASK_BYTES, Namer, call_value
 from zfabric.protocol.messages import OK
 from zfabric.protocol.options import NODE_ID
 

@@ -15,7 +15,7 @@ from tests.sim.kinds import ONE_NODE, Kind
 from zfabric.machines.client import rejoin
 from zfabric.machines.client.calls import Calls
 from zfabric.machines.client.machine import Client
-from zfabric.machines.client.retention import PassedReferences
+from zfabric.machines.client.references import PassedReferences
 from zfabric.machines.common.link import Link
 from zfabric.machines.common.node_link import NOBODY, NodeLink
 from zfabric.machines.control_store.machine import ControlStore

@@ -19,13 +19,12 @@ from tests.sim.processes import Process
 from tests.sim.programs import ACTOR as ACTOR_CLASS
 from tests.sim.programs import LIGHT, Interrupted, function_id, pack_value
 from tests.sim.surroundings import NodeView, Surroundings
-from zfabric.machines.common.log_format import is_remake
-from zfabric.machines.common.naming import Namer
+from zfabric.machines.common.tables import is_remake
 from zfabric.machines.worker import CLOSED, LEAVE, Invocation, Item, Worker, actor_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_PEERS
 from zfabric.protocol.failures import left_for_good, pack_failure
-from zfabric.protocol.ids import ACTOR, CONTROL, JOB_BYTES, TASK_BYTES, WORKER, Address, call_value, control_of, object_id
+from zfabric.protocol.ids import ACTOR, CONTROL, JOB_BYTES, TASK_BYTES, WORKER, Address, Namer, call_value, control_of, object_id
 from zfabric.protocol.inside import refs_in
 from zfabric.protocol.machine import Machine
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row

@@ -19,10 +19,9 @@ from zfabric.adapters import processes
 from zfabric.cli.main import program
 from zfabric.config import Config
 from zfabric.exceptions import ConfigError, ConnectionLostError, FabricError, VersionMismatchError
-from zfabric.launch import networks, rendezvous, run
-from zfabric.launch.networks import host_of, own_host
+from zfabric.launch import rendezvous, run
 from zfabric.launch.ranks import ALONE, Rank, find_rank
-from zfabric.launch.rendezvous import STALE_SECONDS, SharedDirectory
+from zfabric.launch.rendezvous import STALE_SECONDS, SharedDirectory, host_of, own_host
 from zfabric.launch.run import RunSettings, settings_of
 from zfabric.runtime.cluster import make_keys
 from zfabric.runtime.foreground import Notified
@@ -147,13 +146,13 @@ def test_addresses_are_chosen_by_network(monkeypatch: pytest.MonkeyPatch) -> Non
         "eth0": [address("10.0.0.7"), address("fe80::1%eth0", socket.AF_INET6), address("02:00", socket.AF_PACKET)],
         "ib0": [address("10.1.0.7"), address("fd00::7", socket.AF_INET6)],
     }
-    monkeypatch.setattr(networks.psutil, "net_if_addrs", lambda: found)
+    monkeypatch.setattr(rendezvous.psutil, "net_if_addrs", lambda: found)
     assert [own_host(each) for each in ("10.1.0.0/16", "fd00::/8", "10.0.0.9/24")] == ["10.1.0.7", "fd00::7", "10.0.0.7"]
     with pytest.raises(ConfigError, match=r"no address in 10\.2\.0\.0/16: it has 127\.0\.0\.1 \(lo\), 10\.0\.0\.7 \(eth0\)"):
         own_host("10.2.0.0/16")
     with pytest.raises(ConfigError, match=r"'ib0' is no network; write for example 10\.1\.0\.0/16"):
         own_host("ib0")
-    monkeypatch.setattr(networks, "default_address", lambda: "")
+    monkeypatch.setattr(rendezvous, "default_address", lambda: "")
     with pytest.raises(ConfigError, match="no default route; name the network of the others with --network"):
         own_host("")
 
@@ -172,10 +171,10 @@ def test_the_name_of_a_new_machine_may_be_known_late(monkeypatch: pytest.MonkeyP
             raise answer
         return "10.0.0.7"
 
-    monkeypatch.setattr(networks, "resolve", resolve)
-    monkeypatch.setattr(networks, "NAME_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(rendezvous, "resolve", resolve)
+    monkeypatch.setattr(rendezvous, "NAME_PAUSE_SECONDS", 0.01)
     assert host_of("pod-0.service") == "10.0.0.7"
-    monkeypatch.setattr(networks, "NAME_SECONDS", 0.0)
+    monkeypatch.setattr(rendezvous, "NAME_SECONDS", 0.0)
     answers = iter([TimeoutError()])
     with pytest.raises(ConfigError, match=r"this machine does not know the address of pod-0\.service: no answer"):
         host_of("pod-0.service")

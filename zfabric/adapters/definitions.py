@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from zfabric.adapters import namespaces
-from zfabric.adapters.importable import MAIN, found_in, importable
+from zfabric.adapters.namespaces import MAIN, found_in, importable
 from zfabric.exceptions import SerializationError
 
 IDENTITY_BYTES = 16

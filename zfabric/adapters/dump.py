@@ -14,8 +14,7 @@ import msgpack
 from zfabric.adapters.journal import ReadOnlyJournal
 from zfabric.exceptions import ConfigError
 from zfabric.machines.common.lineage_blocks import read_block
-from zfabric.machines.common.log_format import CHECKPOINT, LOG, LoggedCall, calls_in
-from zfabric.machines.common.tables import TABLES, Pair
+from zfabric.machines.common.tables import CHECKPOINT, LOG, TABLES, LoggedCall, Pair, calls_in
 from zfabric.protocol.ids import TASK_BYTES
 
 HEX_BYTES_MAX = 32

@@ -1,4 +1,4 @@
-"""The names of the program's own module (``__main__``) in other processes.
+"""Which functions and classes travel by name (``importable``), and the names of the program's own module (``__main__``) in other processes.
 
 Functions and classes of ``__main__`` travel by value with the names that they use. A worker binds these in *its* module ``__main__``, which
 never runs the program's file, so that plain ``pickle``, process pools and ``typing.get_type_hints`` find them.
@@ -27,8 +27,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from zfabric.adapters.importable import MAIN
-
+MAIN = "__main__"
 Version = tuple[bytes, int]
 """(process that bound the name, its count)."""
 SnapshotRow = tuple[str, bytes, int, int]
@@ -43,6 +42,7 @@ WITHOUT_DATA = (type, types.FunctionType, types.BuiltinFunctionType, types.Modul
 _CLASS = -1
 _UNNAMED = frozenset({"__builtins__", "__name__", "__doc__", "__package__", "__spec__", "__loader__"})
 """Names that every module has."""
+_NOTHING = object()
 without_data: set[type] = set()
 """Classes of handles and refs."""
 
@@ -354,3 +354,35 @@ def _is_torn(rows: tuple[SnapshotRow, ...], status: dict[str, str]) -> bool:
     """Whether data that shares parts is bound here only in part."""
     bound: dict[int, bool] = {}
     return any(group > 0 and bound.setdefault(group, status[name] is _BOUND) is not (status[name] is _BOUND) for name, _, _, group in rows)
+
+
+# --- by name or by value ------------------------------------------------------------------------------------------------------------
+
+
+def importable(named: Any) -> bool:
+    """Whether this function or class travels by its name, since other processes can and should import it.
+
+    By value travels what they cannot import (what ``__main__`` or a function made), and contents of modules registered with
+    ``cloudpickle.register_pickle_by_value``.
+    """
+    module = getattr(named, "__module__", None)
+    if not isinstance(module, str) or module == MAIN or module not in sys.modules:
+        return False
+    if _travels_by_value(module):
+        return False
+    return found_in(sys.modules[module], getattr(named, "__qualname__", "")) is named
+
+
+def found_in(place: Any, path: str) -> Any:
+    """Return the attribute at a dotted path, or a unique object if there is none."""
+    for name in path.split("."):
+        place = getattr(place, name, _NOTHING)
+        if place is _NOTHING:
+            break
+    return place
+
+
+def _travels_by_value(module: str) -> bool:
+    cloudpickle = sys.modules.get("cloudpickle")  # Whoever registers a module has loaded it.
+    registered = () if cloudpickle is None else cloudpickle.list_registry_pickle_by_value()
+    return bool(registered) and any(module == each or module.startswith(f"{each}.") for each in registered)

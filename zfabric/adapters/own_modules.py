@@ -14,7 +14,7 @@ import os
 import sys
 from typing import Any
 
-from zfabric.adapters.importable import MAIN
+from zfabric.adapters.namespaces import MAIN
 
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep

@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from zfabric.adapters import namespaces
-from zfabric.adapters.cached_functions import CachedFunction, reduce_cached
 from zfabric.adapters.definitions import (
     Packed,
     constants_of,
@@ -40,8 +39,18 @@ from zfabric.adapters.definitions import (
     reduce_symbol,
     stand_for_themselves,
 )
-from zfabric.adapters.importable import MAIN, importable
-from zfabric.adapters.namespaces import LoadedSnapshot, Snapshot, SnapshotRow, key_of, main, namespace_of, open_snapshot, snapshot_of
+from zfabric.adapters.namespaces import (
+    MAIN,
+    LoadedSnapshot,
+    Snapshot,
+    SnapshotRow,
+    importable,
+    key_of,
+    main,
+    namespace_of,
+    open_snapshot,
+    snapshot_of,
+)
 
 _FILENAME = 10
 CLASSES_MAX = 8
@@ -50,6 +59,11 @@ DEFINITION_BYTES_MAX = 256 * 1024
 """Largest retained definition, sent with each value of the class."""
 _GLOBAL_READS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _IDENTIFIER = re.compile(r"(?<![\w.])[^\W\d]\w*")
+CachedFunction: Any = functools._lru_cache_wrapper
+_NAMES_OF_CACHED = ("__module__", "__name__", "__qualname__", "__doc__")
+_MADE_WITH_CACHE = frozenset(functools.WRAPPER_ASSIGNMENTS) | {"__wrapped__", "cache_parameters"}
+"""Attributes that the constructor of a cached function sets."""
+_NOTHING = object()
 _used_names: weakref.WeakKeyDictionary[types.CodeType, tuple[str, ...]] = weakref.WeakKeyDictionary()
 _dispatcher: Any = functools.singledispatch(print)
 _DISPATCH = _dispatcher.__code__
@@ -102,7 +116,7 @@ def pickler() -> Any:
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         dispatch_table = ChainMap(
             {
-                CachedFunction: reduce_cached,
+                CachedFunction: _reduce_cached_function,
                 types.CodeType: reduce_named_code,
                 functools.cached_property: _reduce_cached_property,
                 functools.singledispatchmethod: _reduce_dispatching_method,
@@ -549,3 +563,28 @@ def _parameter(kind: Any, name: str, *parts: Any) -> Any:
         return kind(name, *parts)
     constraints, bound, covariant, contravariant = parts
     return kind(name, *constraints, bound=bound, covariant=covariant, contravariant=contravariant)
+
+
+# --- functions with a cache (functools.lru_cache, functools.cache) ----------------------------------------------------------------
+
+
+def _reduce_cached_function(cached: Any) -> str | tuple[Any, ...]:
+    """Reduce a cached function to its name if other processes can import it, else to the inner function and the cache's parameters.
+
+    Python pickles all by name, under which others do not find those of ``__main__`` or of other functions. A loaded one begins with an
+    empty cache.
+    """
+    if importable(cached):
+        return str(cached.__qualname__)
+    inside = cached.__wrapped__
+    inherited = getattr(inside, "__dict__", {})
+    own = {
+        name: value for name, value in vars(cached).items() if name not in _MADE_WITH_CACHE and inherited.get(name, _NOTHING) is not value
+    }
+    named = {name: getattr(cached, name, None) for name in _NAMES_OF_CACHED}
+    changed = {name: value for name, value in named.items() if value != getattr(inside, name, None)}
+    return _make_cached_function, (inside, cached.cache_parameters()), {**changed, **own} or None
+
+
+def _make_cached_function(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)

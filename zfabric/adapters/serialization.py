@@ -31,10 +31,9 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from zfabric.adapters import arrow
+from zfabric.adapters.arrays import ArrowReducers, is_arrow_loaded, tensor_reducers, tensor_types
 from zfabric.adapters.mapping import aligned_room
 from zfabric.adapters.pickler import pickler
-from zfabric.adapters.tensors import reducers, tensor_types
 from zfabric.exceptions import FabricError, SerializationError
 from zfabric.protocol.ids import FUNCTION_BYTES
 from zfabric.protocol.inside import REFS, ids_end, with_refs
@@ -337,7 +336,7 @@ def _dump_cloud(value: Any, note_buffer: Callable[[pickle.PickleBuffer], Any]) -
     import io  # Plain data does not need it.
 
     kinds = tensor_types()
-    kind = _pickler_for(bool(kinds) and not any(kind in _REGISTERED for kind in kinds), arrow.is_loaded())
+    kind = _pickler_for(bool(kinds) and not any(kind in _REGISTERED for kind in kinds), is_arrow_loaded())
     file = io.BytesIO()
     made = kind(file, protocol=5, buffer_callback=note_buffer)
     made.dump(value)
@@ -350,7 +349,9 @@ def _pickler_for(tensors: bool, arrays: bool) -> Any:
         return pickler()
 
     class Pickler(pickler()):  # type: ignore[misc]
-        dispatch_table = ChainMap(reducers(_note_tensor) if tensors else {}, pickler().dispatch_table, arrow.Reducers() if arrays else {})
+        dispatch_table = ChainMap(
+            tensor_reducers(_note_tensor) if tensors else {}, pickler().dispatch_table, ArrowReducers() if arrays else {}
+        )
 
     return Pickler
 
@@ -552,7 +553,7 @@ def dump_instance(state: Any, kind: type, where: str) -> SerializedValue:
 
     file = io.BytesIO()
     references: dict[bytes, None] = {}
-    pickler = _instance_pickler(arrow.is_loaded())(file, protocol=5)
+    pickler = _instance_pickler(is_arrow_loaded())(file, protocol=5)
     pickler.kind = kind
     previous, _collecting.references = _collecting.references, references
     try:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from zfabric.adapters.cached_functions import CachedFunction
-from zfabric.adapters.importable import importable
-from zfabric.adapters.pickler import pickler
+from zfabric.adapters.namespaces import importable
+from zfabric.adapters.pickler import CachedFunction, pickler
 
 DEPTH_MAX = 24
 TRIES_MAX = 2_000

@@ -21,9 +21,8 @@ from zfabric.cli.sessions import about, chosen_session, connected
 from zfabric.config import Config
 from zfabric.exceptions import ConnectionLostError, FabricError, NodeDiedError
 from zfabric.protocol.messages.queries import PENDING_STATES
-from zfabric.protocol.names import is_text
+from zfabric.protocol.names import amount_text, counted, is_text, size, span
 from zfabric.protocol.options import MEMORY, is_shared
-from zfabric.protocol.wording import amount_text, counted, size, span
 from zfabric.runtime.connect import PRELOAD_SECONDS, REGISTER_SECONDS, attach, await_registered, drain_node, node_resources
 from zfabric.runtime.foreground import GRACE_SECONDS, Notified, notified, plain, run_until_end
 from zfabric.runtime.launch import Launched, launch

@@ -16,8 +16,7 @@ import click
 from zfabric.api.lifecycle import ADDRESS_VARIABLE
 from zfabric.cli.options import PID, json_option
 from zfabric.cli.output import echo, echo_output, print_json, print_table
-from zfabric.protocol.names import brief
-from zfabric.protocol.wording import span
+from zfabric.protocol.names import brief, span
 from zfabric.runtime.connect import find_session
 from zfabric.runtime.debugger import ASK, attach, waiting
 from zfabric.runtime.lines import visible

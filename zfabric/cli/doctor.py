@@ -18,7 +18,7 @@ from zfabric.cli.options import json_option
 from zfabric.cli.output import echo, print_json
 from zfabric.cli.sessions import about
 from zfabric.exceptions import FabricError
-from zfabric.protocol.wording import size
+from zfabric.protocol.names import size
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 """A note concerns speed, or informs; a problem prevents something."""

@@ -14,7 +14,7 @@ from zfabric.cli.options import address_option, json_option
 from zfabric.cli.output import echo, echo_output, print_json, print_table
 from zfabric.cli.sessions import chosen_session
 from zfabric.protocol.messages.queries import LIST_LIMIT
-from zfabric.protocol.wording import span
+from zfabric.protocol.names import span
 from zfabric.runtime.session import Session
 from zfabric.util.jobs import JobDetails, JobStatus, JobSubmissionClient
 from zfabric.util.state import list_jobs

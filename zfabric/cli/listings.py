@@ -15,8 +15,7 @@ from zfabric.cli.output import amounts, echo, node_amounts, print_json, print_ta
 from zfabric.cli.sessions import chosen_session, connected, session_option, tables_of
 from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages.queries import ENDED_STATES, LIST_LIMIT, PENDING_STATES, TASK_STATES
-from zfabric.protocol.names import brief, is_text
-from zfabric.protocol.wording import size, span
+from zfabric.protocol.names import brief, is_text, size, span
 from zfabric.runtime.activity import Activity, activities, activity_of_actor
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.lines import shown

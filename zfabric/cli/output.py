@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zfabric.protocol.names import quantity
 from zfabric.protocol.options import is_shared
-from zfabric.protocol.wording import quantity
 from zfabric.runtime.lines import shown, visible
 
 if TYPE_CHECKING:

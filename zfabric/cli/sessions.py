@@ -16,7 +16,7 @@ from zfabric.api.lifecycle import ADDRESS_VARIABLE
 from zfabric.cli.options import json_option
 from zfabric.cli.output import echo, print_json, print_table
 from zfabric.exceptions import FabricError, VersionMismatchError
-from zfabric.protocol.wording import span
+from zfabric.protocol.names import span
 from zfabric.runtime.connect import attach, find_session
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.session import EMBEDDED, RUN, Session, find_sessions, kept_sessions, last_failure, started_session, where_looked

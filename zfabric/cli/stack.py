@@ -14,12 +14,11 @@ from zfabric.cli.options import address_option, json_option
 from zfabric.cli.output import echo, print_json
 from zfabric.cli.sessions import chosen_session, connected
 from zfabric.exceptions import FabricError, GetTimeoutError
-from zfabric.protocol.names import brief, is_text
-from zfabric.protocol.wording import counted, span
+from zfabric.protocol.names import brief, counted, is_text, span
+from zfabric.runtime.activity import process_report, processes_of, sample_report
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.lines import shown
 from zfabric.runtime.sampling import SECONDS_MOST
-from zfabric.runtime.stack_report import process_report, processes_of, sample_report
 from zfabric.runtime.timeline import Asker, TimelineNode, nodes_of
 
 NATIVE_SECONDS = 30.0

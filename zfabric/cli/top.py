@@ -18,7 +18,7 @@ from zfabric.cli.output import console, echo, node_amounts
 from zfabric.cli.sessions import chosen_session, connected
 from zfabric.exceptions import FabricError
 from zfabric.page.views import Views
-from zfabric.protocol.wording import size, span
+from zfabric.protocol.names import size, span
 from zfabric.runtime.lines import shown
 from zfabric.runtime.session import Session
 

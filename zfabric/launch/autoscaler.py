@@ -20,8 +20,8 @@ from zfabric.exceptions import ConfigError, FabricError
 from zfabric.launch.cluster_file import ScalingFile
 from zfabric.launch.policy import PENDING, Decision, Observation, ObservedNode, ScalingPolicy, WaitingWork
 from zfabric.launch.providers import PROVIDERS, KindLaunch, ProviderError, reason_of, start_command
+from zfabric.protocol.names import counted, quantity, span
 from zfabric.protocol.options import GROUP_POLICIES, NODE_ID, RESOURCE_UNIT, Strategy, describe_strategy
-from zfabric.protocol.wording import counted, quantity, span
 from zfabric.runtime.connect import attach
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.session import LOOPBACK, Session, user_directory

@@ -23,9 +23,8 @@ from zfabric.adapters import processes
 from zfabric.api.lifecycle import ADDRESS_VARIABLE
 from zfabric.config import Config
 from zfabric.exceptions import ConnectionLostError, FabricError, NodeDiedError, VersionMismatchError
-from zfabric.launch.networks import own_host
 from zfabric.launch.ranks import Rank
-from zfabric.launch.rendezvous import LOOK_SECONDS, Meeting
+from zfabric.launch.rendezvous import LOOK_SECONDS, Meeting, own_host
 from zfabric.protocol.effects import DRAINED
 from zfabric.runtime.cluster import reach
 from zfabric.runtime.connect import PRELOAD_SECONDS, REGISTER_SECONDS, attach, await_registered, node_resources

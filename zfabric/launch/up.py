@@ -18,7 +18,7 @@ from zfabric._version import __version__
 from zfabric.exceptions import FabricError
 from zfabric.launch.cluster_file import ClusterFile, HostEntry
 from zfabric.launch.ssh import SSH_FAILED, Reply, Ssh
-from zfabric.protocol.wording import counted
+from zfabric.protocol.names import counted
 
 JOIN_SECONDS = 15
 """Seconds for a node to reach a head that runs already."""

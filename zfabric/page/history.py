@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from zfabric.machines.common.naming import salt_of
 from zfabric.page.spans import Attempt
-from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, child_prefix, first_attempt
+from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, child_prefix, first_attempt, salt_of
 from zfabric.protocol.names import brief
 from zfabric.protocol.trace import UNKNOWN
 

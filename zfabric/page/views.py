@@ -21,12 +21,11 @@ from zfabric.page.spans import WINDOW_SECONDS, Attempt, TaskStream, shares
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES
 from zfabric.protocol.messages.queries import LIST_LIMIT, PENDING_STATES
 from zfabric.protocol.names import brief
-from zfabric.runtime.activity import activities
+from zfabric.runtime.activity import activities, process_report, processes_of, sample_report
 from zfabric.runtime.connection import clock
 from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.log_files import LocalLogFiles, LogFiles, RemoteLogFiles
 from zfabric.runtime.session import Session
-from zfabric.runtime.stack_report import process_report, processes_of, sample_report
 from zfabric.runtime.task_history import attempts_of
 from zfabric.runtime.timeline import TimelineNode, members
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from zfabric.protocol.names import is_text
+from zfabric.protocol.names import counted, is_text, span
 from zfabric.protocol.options import Demand
-from zfabric.protocol.wording import counted, span
 
 KINDS_MOST = 100
 TEXT_MOST = 1000

@@ -4,12 +4,11 @@ Ray's libraries (Tune, Train, Data, Serve, RLlib) come from the user's installat
 not. Programs that use Ray's core alone need no installation.
 
 - ``mode``: enters the mode once per process; workers of the job before their first function
-- ``finder``: where each module of ``ray`` comes from
-- ``installed``: the user's Ray
+- ``finder``: where each module of ``ray`` comes from, and the user's Ray
 - ``additions``: what refs, actors and functions have in this mode alone
 - ``ids``: Ray's ids, which are objects
 - ``absent``: names that exist and cannot be used
-- ``command``, ``report``: ``python -m zfabric.as_ray``, and its ``--check``
+- ``command``: ``python -m zfabric.as_ray``, and its ``--check``
 - ``ray``: one file for each module of Ray that zfabric replaces
 - ``without_ray``: modules that exist only where no Ray is installed
 """

@@ -1,10 +1,12 @@
 """Where modules of ``ray`` come from: the directory ``ray`` beside this file, else the user's Ray, else ``without_ray``.
 
-No binary of Ray is loaded, and its ``ray/__init__.py`` never runs: this finder knows only Python files.
+No binary of Ray is loaded, and its ``ray/__init__.py`` never runs: this finder knows only Python files. Finding the user's Ray, and its
+version, runs nothing of it.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -12,12 +14,17 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import NamedTuple
 
+from zfabric.exceptions import ConfigError
 from zfabric.ray_mode.absent import PAGE, nearest
-from zfabric.ray_mode.installed import Installed
 
 OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ray")
 WITHOUT_RAY = os.path.join(os.path.dirname(OWN), "without_ray")
+TESTED = ("2.60",)
+"""Versions of Ray whose libraries are tested on zfabric."""
+NEWEST = "2.60.0"
+"""``ray.__version__`` where no Ray is installed."""
 
 
 class Finder(MetaPathFinder):
@@ -62,3 +69,24 @@ class Finder(MetaPathFinder):
         text = f"there is no module {name!r} on zfabric{nearest(last, sorted(known))} ({libraries}{PAGE})"
         # Python would replace an error with the whole name by its own (``from ray import tune``).
         return ModuleNotFoundError(text, name=package if self.installed is None else name)
+
+
+class Installed(NamedTuple):
+    """An installed distribution of Ray."""
+
+    directory: str
+    """The directory of the package ``ray``."""
+    version: str
+
+
+def find() -> Installed | None:
+    """Return the Ray that this process would import, or None. Raises ConfigError if ``sys.path`` has two versions."""
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions(name="ray"):
+        directory = os.path.realpath(str(distribution.locate_file("ray")))
+        if os.path.isdir(directory):
+            found.setdefault(directory, distribution.version)
+    if len(set(found.values())) > 1:
+        listed = ", ".join(f"{version} in {os.path.dirname(directory)}" for directory, version in found.items())
+        raise ConfigError(f"two versions of Ray are installed ({listed}): remove one from sys.path (docs/as-ray.md)")
+    return next((Installed(directory, version) for directory, version in found.items()), None)

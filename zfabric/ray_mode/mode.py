@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import json
 import os
 import sys
 import warnings
@@ -9,9 +12,7 @@ import warnings
 from zfabric.adapters import packages, task_errors
 from zfabric.exceptions import AlreadyInitializedError
 from zfabric.ray_mode.additions import add
-from zfabric.ray_mode.finder import Finder
-from zfabric.ray_mode.installed import TESTED, Installed, find
-from zfabric.ray_mode.progress_bars import draw
+from zfabric.ray_mode.finder import TESTED, Finder, Installed, find
 from zfabric.runtime import interface, terminal
 
 PRELUDE = "zfabric.as_ray"
@@ -19,6 +20,9 @@ PRELUDE = "zfabric.as_ray"
 
 BELOW = ("numpy", "pandas", "pyarrow", "sklearn", "torch")
 """Libraries that workers of Ray's programs use, and that take long to import."""
+
+STEP_MARK = "__ray_tqdm_magic_token__"
+"""Marks lines with a step of one of Ray's progress bars."""
 
 
 def enter() -> None:
@@ -47,7 +51,7 @@ def enter() -> None:
     warnings.filterwarnings("ignore", message="max_calls=", category=RuntimeWarning)  # Ray's libraries use it.
     interface.prelude = PRELUDE
     interface.warm = modules_to_share
-    terminal.takes_line = draw
+    terminal.takes_line = draw_progress
     task_errors.unfit = tuple(kind for kind in task_errors.unfit if kind not in (StopIteration, StopAsyncIteration))
     packages.ignore_files = (".gitignore", ".rayignore", packages.IGNORE_FILE)
     sys.meta_path.insert(0, Finder(ray))
@@ -72,3 +76,15 @@ def _warn(ray: Installed | None) -> None:
             "(docs/as-ray.md)",
             stacklevel=4,
         )
+
+
+def draw_progress(line: str) -> bool:
+    """Draw the step of a progress bar, by the user's Ray. Return False for other text, which is to be shown.
+
+    A worker prints each step as JSON, and the program draws it.
+    """
+    if STEP_MARK not in line:
+        return False
+    with contextlib.suppress(Exception):  # A broken line, or a Ray that cannot draw: ``get``, which shows lines, must not fail.
+        importlib.import_module("ray.experimental.tqdm_ray").instance().process_state_update(json.loads(line))
+    return True

@@ -16,7 +16,7 @@ from zfabric.runtime.connection import clock
 from zfabric.runtime.contexts import Contexts, current_call
 from zfabric.runtime.functions import LoadedFunctions
 from zfabric.runtime.hosting import ActorExit, Host
-from zfabric.runtime.interrupter import Interrupter
+from zfabric.runtime.interrupts import Interrupter
 from zfabric.runtime.worker_connection import WorkerConnection
 
 

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from zfabric.machines.common.lineage_blocks import read_block
-from zfabric.machines.common.naming import put_salt, salt_of
-from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, child_prefix, first_attempt, is_put, root_task, task_of
+from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, child_prefix, first_attempt, is_put, put_salt, root_task, salt_of, task_of
 
 TRIES = ((0, 8), (1, 4), (2, 4), (3, 4))
 """(earlier daemons of the node, attempts) whose children are recognised. Each attempt costs a hash per task."""

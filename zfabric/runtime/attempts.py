@@ -1,10 +1,12 @@
-"""Runs one attempt of a task, or one call, in the main thread."""
+"""Runs one attempt of a task, or one call, in the main thread, and shows it the GPUs that it may use."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from zfabric.adapters.processes import visible_gpus
 from zfabric.adapters.serialization import NONE, SCALARS, serialize_fast
 from zfabric.adapters.task_errors import HeldRefs
 from zfabric.machines.worker import Invocation, Item
@@ -12,7 +14,6 @@ from zfabric.protocol.messages import INTERRUPTED, OK
 from zfabric.protocol.options import option
 from zfabric.runtime.crew import CallRunner, creator_of, crew_for, loop_for, set_running_loop
 from zfabric.runtime.functions import Loaded, LoadedFunctions
-from zfabric.runtime.gpus import AssignedGpus
 from zfabric.runtime.interrupts import TaskInterrupt
 from zfabric.runtime.replay import Replayer
 from zfabric.runtime.shared_process import SharedProcess
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     import asyncio
 
 _RETURNED_NONE: Ending = (OK, (NONE,), None)
+NODE_GPUS = visible_gpus()
+"""The GPUs of ``CUDA_VISIBLE_DEVICES``, if set. Read before any worker is forked."""
 SHORT = 1000
 """Longest text on the fast path, in characters: longer ones may exceed an inline value."""
 
@@ -160,3 +163,26 @@ class AttemptRunner:
         if ending[2] is not None:
             self._connection.retained[item.row[0]] = HeldRefs(tuple(set().union(*ending[2][0])))
         self.returned = None
+
+
+class AssignedGpus:
+    """This process's GPUs, until it ends: the scheduler's ``Dispatcher`` chooses them."""
+
+    def __init__(self) -> None:
+        self.places: tuple[int, ...] = ()
+        """Indices among the node's GPUs."""
+
+    def assign(self, places: tuple[int, ...]) -> None:
+        """Make only these GPUs visible to CUDA."""
+        if places != self.places:
+            self.places = places
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(_gpu_name, places))
+
+
+def gpu_ids(places: tuple[int, ...]) -> tuple[int | str, ...]:
+    """The CUDA names of these GPUs of the node, numbers as ints."""
+    return tuple(int(name) if name.isdigit() else name for name in map(_gpu_name, places))
+
+
+def _gpu_name(place: int) -> str:
+    return NODE_GPUS[place] if NODE_GPUS is not None and place < len(NODE_GPUS) else str(place)

@@ -27,8 +27,7 @@ from zfabric.exceptions import (
     PendingCallsLimitExceededError,
 )
 from zfabric.machines.client import ObjectEntry
-from zfabric.machines.common.naming import Namer
-from zfabric.protocol.ids import FIRST_RETURN, LOCAL_SCHEDULER
+from zfabric.protocol.ids import FIRST_RETURN, LOCAL_SCHEDULER, Namer
 from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.messages.queries import LIST_LIMIT
 from zfabric.protocol.names import brief

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -13,12 +14,11 @@ from typing import Any
 from zfabric.config import Config
 from zfabric.exceptions import ConfigError, ConnectionLostError, FabricError, NodeDiedError, VersionMismatchError
 from zfabric.protocol.effects import DRAINED
-from zfabric.protocol.names import is_text
+from zfabric.protocol.names import Program, is_text
 from zfabric.protocol.options import ACCELERATOR_RESOURCE, MEMORY
 from zfabric.runtime import interface
 from zfabric.runtime.connection import clock
 from zfabric.runtime.driver import DriverClient
-from zfabric.runtime.programs import this_program
 from zfabric.runtime.session import Session, is_cluster_address, new_incarnation, started_session, where_looked
 
 LOCAL = "local"
@@ -31,6 +31,8 @@ REGISTERED_SECONDS = 5.0
 """Seconds for nodes to register with each other, usually milliseconds."""
 LOOKS = 20
 """Looks for a daemon, a millisecond apart, between two checks whether the session lives: a check costs ten system calls, a look one."""
+JOB_VARIABLE = "ZFABRIC_JOB_ID"
+"""The id of a program's job (``zfabric submit --detach``)."""
 PRELOAD_SECONDS = 300.0
 """Seconds for a node that first imports modules ("preload")."""
 
@@ -268,3 +270,19 @@ def drain_node(
         return in_time  # The tool's own node has left.
     finally:
         client.close()
+
+
+def this_program() -> Program:
+    """What this program is called: its script and its command, as far as they show."""
+    arguments = [text for text in getattr(sys, "orig_argv", []) if isinstance(text, str)]
+    return Program(os.environ.get(JOB_VARIABLE, ""), _script(), shlex.join(arguments))
+
+
+def _script() -> str:
+    first = sys.argv[0] if getattr(sys, "argv", None) else ""
+    if first in ("", "-c", "-m", "-"):
+        return {"-c": "python -c"}.get(first, "python")
+    name = os.path.basename(first)
+    if name in ("__main__.py", "__init__.py"):  # python -m package
+        return os.path.basename(os.path.dirname(os.path.abspath(first)))
+    return "notebook" if name == "ipykernel_launcher.py" else name

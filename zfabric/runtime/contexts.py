@@ -13,9 +13,8 @@ from contextvars import ContextVar
 from threading import get_ident
 
 from zfabric.machines.client import Client
-from zfabric.machines.common.naming import Namer
 from zfabric.machines.worker import Invocation, Item, Worker, actor_of
-from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Namer
 
 current_call: ContextVar[Item | Invocation | None] = ContextVar("current_call", default=None)
 """What this thread or coroutine runs beside others."""

@@ -12,7 +12,7 @@ from zfabric.protocol.access import FROM_PEERS
 from zfabric.protocol.ids import CONTROL
 from zfabric.runtime.connection import CHECK_EVERY, clock
 from zfabric.runtime.hosting import Host
-from zfabric.runtime.interrupter import Interrupter
+from zfabric.runtime.interrupts import Interrupter
 from zfabric.runtime.worker_connection import WorkerConnection
 from zfabric.shell.process import control_step
 

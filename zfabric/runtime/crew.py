@@ -18,8 +18,7 @@ from zfabric.machines.worker import Invocation, Item
 from zfabric.runtime.call_groups import Group, SharedTurn
 from zfabric.runtime.contexts import current_call
 from zfabric.runtime.hosting import Crew
-from zfabric.runtime.interrupter import Interrupter
-from zfabric.runtime.interrupts import Fence, TaskInterrupt
+from zfabric.runtime.interrupts import Fence, Interrupter, TaskInterrupt
 from zfabric.runtime.reporting import Reporter
 from zfabric.runtime.streaming import StreamProducer
 from zfabric.runtime.user_code import Ending, UserCode

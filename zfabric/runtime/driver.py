@@ -27,9 +27,8 @@ import zmq
 
 from zfabric.adapters.serialization import Outcome
 from zfabric.exceptions import FabricError
-from zfabric.machines.common.naming import Namer
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import CALL_RETURN, FIRST_RETURN, TASK_BYTES, call_value, is_call, object_id, root_task
+from zfabric.protocol.ids import CALL_RETURN, FIRST_RETURN, TASK_BYTES, Namer, call_value, is_call, object_id, root_task
 from zfabric.protocol.options import ActorCall, Terms, is_strategy_alone
 from zfabric.runtime.client import OPERATIONS, FabricClient, Options
 from zfabric.runtime.connection import Connection, Follower, clock

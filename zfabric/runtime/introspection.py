@@ -12,11 +12,11 @@ from zfabric.machines.worker import Invocation, Item
 from zfabric.protocol.ids import tries_of
 from zfabric.protocol.messages import Rows
 from zfabric.protocol.options import ONE_CPU
+from zfabric.runtime.attempts import AssignedGpus, gpu_ids
 from zfabric.runtime.connection import clock
 from zfabric.runtime.contexts import Contexts
 from zfabric.runtime.crew import Loop
 from zfabric.runtime.functions import LoadedFunctions
-from zfabric.runtime.gpus import AssignedGpus, gpu_ids
 from zfabric.runtime.interface import TaskContext
 from zfabric.runtime.interrupts import TaskInterrupt
 from zfabric.runtime.stacks import Run, own_threads

@@ -16,10 +16,9 @@ from typing import Any
 
 from zfabric.adapters import serialization
 from zfabric.exceptions import FabricError, ObjectTooLargeError, SerializationError
-from zfabric.machines.common.log_format import CHECKPOINT, LOG, LoggedCall, blocks_after, calls_in, is_note, is_remake, newest
-from zfabric.machines.common.naming import Namer
+from zfabric.machines.common.tables import CHECKPOINT, LOG, LoggedCall, blocks_after, calls_in, is_note, is_remake, newest
 from zfabric.machines.worker import CallLog, CheckpointLog, Gate, Invocation, Item
-from zfabric.protocol.ids import TASK_BYTES, call_value
+from zfabric.protocol.ids import TASK_BYTES, Namer, call_value
 from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import LOGGED, option
 from zfabric.runtime import interface

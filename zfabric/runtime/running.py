@@ -22,11 +22,11 @@ from zfabric.runtime.connection import clock
 from zfabric.runtime.contexts import Contexts
 from zfabric.runtime.crew import CallRunner, Loop
 from zfabric.runtime.interrupts import INTERRUPT
-from zfabric.runtime.lending import Lending
 from zfabric.runtime.replay import Replayer
 from zfabric.runtime.reporting import NOTHING, REPORT_ROWS, TASK, receiver_of
 from zfabric.runtime.shared_process import SharedProcess
 from zfabric.runtime.user_code import Ending
+from zfabric.runtime.waiting import Lending
 
 END_REPORT_SECONDS = 10.0
 """Seconds for the daemon to receive an actor's end. It may be restarting."""

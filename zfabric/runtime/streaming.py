@@ -18,7 +18,7 @@ from zfabric.runtime.arena_access import UnreportedWrites
 from zfabric.runtime.client import WaitFor
 from zfabric.runtime.connection import clock
 from zfabric.runtime.functions import LoadedFunctions
-from zfabric.runtime.interrupter import Interrupter
+from zfabric.runtime.interrupts import Interrupter
 from zfabric.runtime.reporting import Reporter
 from zfabric.runtime.worker_connection import WorkerConnection
 

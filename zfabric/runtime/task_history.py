@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from zfabric.exceptions import FabricError
-from zfabric.protocol.names import matcher
+from zfabric.protocol.names import matcher, span
 from zfabric.protocol.trace import read_trace, unmarked, unpack_event
-from zfabric.protocol.wording import span
 from zfabric.runtime.lines import Lines
 from zfabric.runtime.log_files import LocalLogFiles, LogFiles, RemoteLogFiles
 from zfabric.runtime.timeline import TimelineNode, members, rows_of

@@ -11,7 +11,7 @@ Modules of a program may be imported, too (``Specification.warm``). Whether thes
 them. With one thread left it becomes the template, whose end the first one awaits; else it exits, and the first one goes on without them.
 
 A worker with packages of its own (``runtime_env={"pip": ...}``) first makes a virtual environment, while nobody waits, then becomes its
-interpreter (``fresh_worker``). Both steps are reported.
+interpreter (``worker_process``). Both steps are reported.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from zfabric.adapters.numeric_threads import VARIABLES
 from zfabric.config import Config
 from zfabric.exceptions import RuntimeEnvSetupError
 from zfabric.runtime import worker_process
-from zfabric.runtime.fresh_worker import become, requirements_of
 from zfabric.runtime.installed_packages import Requirements, environment_with
 from zfabric.runtime.logs import log_path
 from zfabric.runtime.session import Session, Specification
 from zfabric.runtime.supervision import Channel
+from zfabric.runtime.worker_process import become, requirements_of
 
 IMPORT_SECONDS = 60
 """Seconds for ``warm`` modules; then workers begin without them."""

@@ -24,8 +24,7 @@ from zfabric.runtime.arena_access import KeptCopies, UnreportedWrites
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.functions import LoadedFunctions
 from zfabric.runtime.hosting import ActorExit
-from zfabric.runtime.interrupter import Interrupter
-from zfabric.runtime.interrupts import TaskInterrupt
+from zfabric.runtime.interrupts import Interrupter, TaskInterrupt
 from zfabric.runtime.worker_connection import WorkerConnection
 
 Ending = tuple[int, Row, tuple[Row, Row] | None]

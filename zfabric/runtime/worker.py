@@ -20,18 +20,15 @@ from zfabric.protocol.messages import Rows
 from zfabric.runtime import interface
 from zfabric.runtime.actor_exits import ActorExits
 from zfabric.runtime.arena_access import UnreportedWrites
-from zfabric.runtime.attempts import AttemptRunner
+from zfabric.runtime.attempts import AssignedGpus, AttemptRunner
 from zfabric.runtime.connection import clock
 from zfabric.runtime.contexts import Contexts
 from zfabric.runtime.control import ControlThread
 from zfabric.runtime.crew import CallRunner, Loop, Threads
 from zfabric.runtime.forked_children import end_forked_children
 from zfabric.runtime.functions import LoadedFunctions
-from zfabric.runtime.gpus import AssignedGpus
-from zfabric.runtime.interrupter import Interrupter
-from zfabric.runtime.interrupts import INTERRUPT
+from zfabric.runtime.interrupts import INTERRUPT, Interrupter
 from zfabric.runtime.introspection import Introspection
-from zfabric.runtime.lending import Lending
 from zfabric.runtime.printing import name_output
 from zfabric.runtime.replay import Replay, Replayer
 from zfabric.runtime.reporting import Reporter
@@ -42,7 +39,7 @@ from zfabric.runtime.shared_process import SharedProcess
 from zfabric.runtime.stacks import dump_on_signal, dump_path
 from zfabric.runtime.streaming import StreamProducer
 from zfabric.runtime.user_code import UserCode
-from zfabric.runtime.waiting import Waiting
+from zfabric.runtime.waiting import Lending, Waiting
 from zfabric.runtime.worker_client import AddCallback, WorkerClient
 from zfabric.runtime.worker_connection import WorkerConnection
 

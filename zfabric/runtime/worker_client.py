@@ -12,7 +12,7 @@ from zfabric.protocol.options import ANY_BUNDLE, ActorCall, Terms, group_of, gro
 from zfabric.runtime import interface
 from zfabric.runtime.client import OPERATIONS, FabricClient, Options, WaitFor
 from zfabric.runtime.contexts import Contexts
-from zfabric.runtime.interrupter import Interrupter
+from zfabric.runtime.interrupts import Interrupter
 from zfabric.runtime.replay import Replay
 from zfabric.runtime.worker_connection import WorkerConnection
 

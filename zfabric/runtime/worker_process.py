@@ -1,23 +1,35 @@
-"""What each worker process does first, forked or not."""
+"""How a worker process begins: forked from the template, or with a virtual environment's interpreter.
+
+A forked worker has the template's modules, which other versions could not replace. So for a task with packages of its own the process that
+has made their environment executes its interpreter (``become``), which reads an inherited descriptor (``main``).
+"""
 
 from __future__ import annotations
 
 import faulthandler
+import hashlib
 import importlib
+import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
 
-from zfabric.adapters import namespaces, numeric_threads, termination
-from zfabric.adapters.processes import flush_output
+import msgpack
+
+from zfabric.adapters import namespaces, numeric_threads, processes, termination
+from zfabric.adapters.cached_directories import CachedDirectory
 from zfabric.protocol.options import RUNTIME_ENV_VARIABLE
 from zfabric.runtime import interface
-from zfabric.runtime.session import Session
+from zfabric.runtime.installed_packages import Requirements, put_on_path, python_of, site_of
+from zfabric.runtime.session import Session, Specification
 
 STACK_LINES = 4
 """Frames shown of an exit handler that does not end."""
+
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from zfabric.runtime.worker_process import main; main()"
 
 site = ""
 """The virtual environment's packages; "" if forked."""
@@ -64,7 +76,7 @@ def _run_exit_handlers(seconds: float, code: int) -> None:
     def watch(handlers: int) -> None:
         if not ended.wait(seconds):
             _report_handlers(seconds, handlers)
-            flush_output()
+            processes.flush_output()
             os._exit(code)
 
     watcher = threading.Thread(target=watch, args=(threading.get_ident(),), name="zfabric-exit", daemon=True)
@@ -84,3 +96,60 @@ def _report_handlers(seconds: float, thread: int) -> None:
     where = "".join(traceback.format_stack(frame)[-STACK_LINES:]) if frame is not None else ""
     text = f"exit handlers (atexit) of process {os.getpid()} have not ended after {seconds:g} s (the setting exit_seconds)"
     print(f"zfabric warning: {text}; it exits without them. They were here:\n{where.rstrip()}", file=sys.stderr, flush=True)
+
+
+# --- with an environment's interpreter ------------------------------------------------------------------------------------------------
+
+
+def requirements_of(environment: Iterable[tuple[str, str]]) -> Requirements | None:
+    """The packages that a worker's environment asks for, or None."""
+    whole = dict(environment).get(RUNTIME_ENV_VARIABLE)
+    if whole is None:
+        return None
+    requirements: Requirements = json.loads(whole)[3]
+    return requirements if requirements[0] else None
+
+
+def become(specification: Specification, found: CachedDirectory, request: tuple[Any, ...]) -> NoReturn:
+    """Go on as a worker with this environment, which stays while the worker lives."""
+    token, job, environment, threads = request
+    work = specification.worker, token, job, environment, threads
+    content = (specification.directory, sys.path, site_of(found.path), *work, found.lock, termination.is_disregarded())
+    descriptor = os.memfd_create("worker")  # Other users can read arguments and variables.
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(msgpack.packb(content, unicode_errors="surrogateescape"))
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    for inherited in (descriptor, found.lock):
+        os.set_inheritable(inherited, True)
+    python = python_of(found.path)
+    given = {name: value for name, value in environment if name != RUNTIME_ENV_VARIABLE}
+    variables = {"PATH": os.defpath, **os.environ, **given, "VIRTUAL_ENV": found.path}
+    variables["PATH"] = f"{os.path.dirname(python)}:{variables['PATH']}"
+    # Equal text has equal hashes in all such workers.
+    variables.setdefault("PYTHONHASHSEED", str(int.from_bytes(hashlib.sha256(specification.directory.encode()).digest()[:4], "big")))
+    os.execve(python, [python, "-P", "-c", _PROGRAM, _package_parent(), str(descriptor)], variables)
+
+
+def _package_parent() -> str:
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def main() -> NoReturn:
+    """Run the worker that ``become`` described."""
+    descriptor = int(sys.argv[2])
+    del sys.argv[1:]  # Hidden from the worker's programs.
+
+    def body() -> None:
+        global site
+        with open(descriptor, "rb") as file:
+            content = msgpack.unpackb(file.read(), use_list=False, unicode_errors="surrogateescape")
+        directory, paths, site, entry, token, job, environment, threads, lock, is_notice = content
+        os.set_inheritable(lock, False)
+        if is_notice:
+            termination.disregard()
+        sys.path[:] = put_on_path(site, paths)
+        processes.set_name("zf-worker")
+        begin(environment, threads)
+        run(entry, Session(directory), token, job)
+
+    processes.run_and_exit(body)

@@ -35,9 +35,8 @@ from zfabric.exceptions import (
     OptionError,
 )
 from zfabric.protocol.names import JOBS_NAMESPACE
-from zfabric.runtime.connect import find_session
+from zfabric.runtime.connect import JOB_VARIABLE, find_session
 from zfabric.runtime.job_files import RUNNING, JobFiles, RemoteJobFiles, is_name, private
-from zfabric.runtime.programs import JOB_VARIABLE
 from zfabric.runtime.session import Session
 
 STOP_SECONDS = 3.0

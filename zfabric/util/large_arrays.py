@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from zfabric import api as zf
-from zfabric.adapters import arrow
+from zfabric.adapters.arrays import ArrowReducers
 from zfabric.adapters.pickler import pickler
 from zfabric.adapters.serialization import deserialize
 
@@ -70,7 +70,7 @@ class PackedCall(NamedTuple):
 
 
 class _Pickler(_Base):  # type: ignore[misc]  # Made at run time: cloudpickle has no types.
-    dispatch_table = ChainMap(_Base.dispatch_table, arrow.Reducers())
+    dispatch_table = ChainMap(_Base.dispatch_table, ArrowReducers())
 
     def __init__(self, file: io.BytesIO, stored: StoredArrays, shared_from: float) -> None:
         super().__init__(file, protocol=5)

@@ -20,7 +20,7 @@ from types import FunctionType
 from typing import Any
 
 from zfabric import api as zf
-from zfabric.adapters.cached_functions import CachedFunction
+from zfabric.adapters.pickler import CachedFunction
 from zfabric.adapters.serialization import deserialize, serialize
 from zfabric.adapters.task_errors import HeldRefs, load_error, pack_error
 from zfabric.exceptions import ActorDiedError, NotInitializedError, TaskCancelledError

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from zfabric import api as zf
 from zfabric.api import core
-from zfabric.protocol.wording import counted, span
+from zfabric.protocol.names import counted, span
 
 REDRAW_SECONDS = 0.1
 """Seconds between updates: one costs as much as a task."""

@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from zfabric.config import ROWS_MAX
-from zfabric.machines.client.arguments import Arguments
-from zfabric.machines.client.objects import PENDING, ObjectEntry, ObjectTable
+from zfabric.machines.client.objects import PENDING, ObjectEntry, ObjectTable, Place
 from zfabric.machines.client.outbox import Outbox
-from zfabric.machines.client.pins import Place
 from zfabric.machines.client.queries import Queries
-from zfabric.machines.client.references import ReceivedReferences
-from zfabric.machines.client.retention import RetainedObjects
+from zfabric.machines.client.references import ReceivedReferences, RetainedObjects
+from zfabric.machines.client.reservations import Arguments
 from zfabric.machines.client.shared_results import SharedResults
 from zfabric.machines.client.targets import ASKED, RECORDED, UNASKED, PendingCalls, Target
 from zfabric.machines.client.unread import UnreadFailures

@@ -14,17 +14,14 @@ from typing import Any
 
 from zfabric.config import Config
 from zfabric.machines.client import rejoin
-from zfabric.machines.client.arguments import Arguments
 from zfabric.machines.client.calls import Calls
 from zfabric.machines.client.direct_submission import DirectSubmitter
-from zfabric.machines.client.objects import ABSENT, ObjectEntry, ObjectTable
+from zfabric.machines.client.objects import ABSENT, ObjectEntry, ObjectTable, Pins, Place
 from zfabric.machines.client.outbox import Outbox
-from zfabric.machines.client.pins import Pins, Place
 from zfabric.machines.client.queries import Queries
-from zfabric.machines.client.references import ReceivedReferences
+from zfabric.machines.client.references import PassedReferences, ReceivedReferences, RetainedObjects
 from zfabric.machines.client.releases import LastReferences, Releases
-from zfabric.machines.client.reservations import Reservations
-from zfabric.machines.client.retention import PassedReferences, RetainedObjects
+from zfabric.machines.client.reservations import Arguments, Reservations
 from zfabric.machines.client.shared_results import SharedResults
 from zfabric.machines.client.targets import PendingCalls
 from zfabric.machines.client.tasks import Tasks

@@ -1,12 +1,11 @@
-"""The objects of one process, and who waits for them."""
+"""The objects of one process, who waits for them, and which places in the arena it has pinned (decision 0004)."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from zfabric.machines.client.outbox import Outbox
-from zfabric.machines.client.pins import Place
 from zfabric.protocol import messages as m
 from zfabric.protocol.messages import OK, Row
 
@@ -14,6 +13,8 @@ PENDING = -1
 """The outcome will be sent: this process submitted the task."""
 ABSENT = -2
 """Nothing is here: the value must be fetched."""
+Place = tuple[int, int]
+"""(offset, size) in the arena."""
 
 
 class ObjectEntry:
@@ -148,3 +149,54 @@ class ObjectTable:
             identifier, watchers = self.watchers.popitem()
             for watcher in (*self.outcome_watchers.pop(identifier, ()), *watchers):
                 watcher(identifier)
+
+
+class Pins:
+    """Places in the arena that this process has received, and its values that look into them.
+
+    Each received place is a pin (``Unpin``), released when this process has neither a ref to the object nor a value that looks into it.
+    ``referred`` has objects with refs; ``unpin`` releases one pin.
+    """
+
+    def __init__(self, referred: Container[bytes], unpin: Callable[[bytes], None]) -> None:
+        self.counts: Counter[bytes] = Counter()
+        self.places: dict[bytes, Place] = {}
+        self.views: Counter[bytes] = Counter()
+        """Live values that look into each object."""
+        self._referred = referred
+        self._unpin = unpin
+
+    def add(self, identifier: bytes, place: Place) -> None:
+        """Count a received place."""
+        self.counts[identifier] += 1
+        self.places[identifier] = place
+
+    def view(self, identifier: bytes) -> None:
+        """Count a value that looks into an object."""
+        self.views[identifier] += 1
+
+    def viewed(self, identifier: bytes) -> bool:
+        """Whether a value looks into an object."""
+        return self.views.get(identifier, 0) > 0
+
+    def unview(self, identifier: bytes) -> None:
+        """Count off a deleted value; unpin the object if unused."""
+        self.views[identifier] -= 1
+        if self.views[identifier] <= 0:
+            del self.views[identifier]
+            self.release_if_unused(identifier)
+
+    def release_if_unused(self, identifier: bytes) -> None:
+        """Unpin an object that is not in use."""
+        if identifier not in self._referred and not self.viewed(identifier):
+            self.release(identifier)
+
+    def release(self, identifier: bytes) -> None:
+        """Release all pins on an object."""
+        self.places.pop(identifier, None)
+        for _ in range(self.counts.pop(identifier, 0)):
+            self._unpin(identifier)
+
+    def rows(self) -> list[tuple[bytes, int, int]]:
+        """For ``Pinned``, one row for each pin."""
+        return [(identifier, *self.places[identifier]) for identifier in self.counts.elements()]

@@ -10,7 +10,7 @@ from typing import Any
 
 from zfabric.machines.client.calls import Calls
 from zfabric.machines.client.objects import ObjectTable
-from zfabric.machines.client.retention import RetainedObjects
+from zfabric.machines.client.references import RetainedObjects
 from zfabric.machines.client.tasks import Tasks
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import TASK_BYTES, is_call

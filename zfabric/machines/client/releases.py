@@ -6,12 +6,11 @@ from collections import deque
 from collections.abc import Callable
 
 from zfabric.config import ROWS_MAX
-from zfabric.machines.client.arguments import Arguments
 from zfabric.machines.client.calls import Calls
-from zfabric.machines.client.objects import ObjectEntry, ObjectTable
+from zfabric.machines.client.objects import ObjectEntry, ObjectTable, Pins
 from zfabric.machines.client.outbox import Outbox
-from zfabric.machines.client.pins import Pins
-from zfabric.machines.client.retention import RetainedObjects
+from zfabric.machines.client.references import RetainedObjects
+from zfabric.machines.client.reservations import Arguments
 from zfabric.machines.client.shared_results import SharedResults
 from zfabric.machines.client.tasks import Tasks
 from zfabric.machines.client.unread import UnreadFailures

@@ -1,7 +1,7 @@
 """The client's room in the arena: requests to the object store, its answers, and the resulting grants (decision 0001).
 
 A large object gets room of its own; smaller ones share grants. Without room for grants, each object has room of its own, perhaps a file.
-The client's lock is held.
+The client's lock is held. ``Arguments`` are values in that room of which the store has not been notified.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from collections.abc import Callable
 
 from zfabric.config import Config
 from zfabric.machines.client.grants import Grants
+from zfabric.machines.client.objects import Place
+from zfabric.machines.client.outbox import Outbox
 from zfabric.machines.common.extents import footprint
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
+from zfabric.protocol.messages import Row
 
 AHEAD_GRANTS = 2
 """Room ahead, in usual grants: a new one may take as long to arrive as one to fill."""
@@ -148,3 +151,57 @@ class Reservations:
         """Repeat requests to a restarted daemon."""
         for request in self.requests.values():
             self._send(request)
+
+
+def _nothing(offset: int) -> None:
+    pass
+
+
+class Arguments:
+    """Large arguments of calls, of which only the actor that copies them has been notified (decision 0004). ``most``: bytes of them.
+
+    Their caller writes such a value into a grant of its own, and uses the room again if the outcome comes soon. The value is reported once
+    the actor is elsewhere, or is to fetch it; much is under way, or for long; or the store wants room.
+    """
+
+    def __init__(self, outbox: Outbox, reservations: Reservations, written: dict[bytes, Row], most: int) -> None:
+        self.places: dict[bytes, Place] = {}
+        """Where they are, the oldest first."""
+        self.void: Callable[[int], None] = _nothing
+        """Voids the header of the value at an offset."""
+        self._outbox = outbox
+        self._reservations = reservations
+        self._written = written
+        self._most = most
+        self._bytes = 0
+
+    def add(self, identifier: bytes, place: Place) -> None:
+        """Add a written value without refs inside. It is in an entry already."""
+        self.places[identifier] = place
+        self._bytes += place[1]
+        while self._bytes > self._most:
+            self.report(next(iter(self.places)))
+
+    def report(self, identifier: bytes) -> None:
+        """Report a value once."""
+        place = self.places.pop(identifier, None)
+        if place is not None:
+            self._bytes -= place[1]
+            row = self._written[identifier] = identifier, place, (), False
+            self._outbox.add(m.Put, row)
+            self._reservations.finished(place[0])
+
+    def report_all(self) -> None:
+        """Report all values."""
+        while self.places:
+            self.report(next(iter(self.places)))
+
+    def drop(self, identifier: bytes) -> bool:
+        """Use an unreferenced value's room again. False if it is reported: others decide."""
+        place = self.places.pop(identifier, None)
+        if place is None:
+            return False
+        self._bytes -= place[1]
+        self.void(place[0])
+        self._reservations.abandon(place[0])
+        return True

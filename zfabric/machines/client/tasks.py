@@ -9,8 +9,7 @@ from zfabric.machines.client.calls import Calls
 from zfabric.machines.client.direct_submission import DirectSubmitter
 from zfabric.machines.client.objects import PENDING, ObjectEntry, ObjectTable
 from zfabric.machines.client.outbox import Outbox
-from zfabric.machines.client.references import ReceivedReferences
-from zfabric.machines.client.retention import RetainedObjects
+from zfabric.machines.client.references import ReceivedReferences, RetainedObjects
 from zfabric.machines.client.unread import UnreadFailures
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, WORKER, Address, object_id

@@ -13,7 +13,7 @@ from typing import Any
 
 from zfabric.exceptions import OptionError, OptionTypeError
 from zfabric.protocol.machine import InvariantViolation
-from zfabric.protocol.names import check_length, is_text
+from zfabric.protocol.names import check_length, is_text, quantity
 from zfabric.protocol.options import (
     ACCELERATOR_RESOURCE,
     HEAD_RESOURCE,
@@ -25,7 +25,6 @@ from zfabric.protocol.options import (
     Demand,
     is_shared,
 )
-from zfabric.protocol.wording import quantity
 
 CPU, GPU = "CPU", "GPU"
 AMOUNT_MAX = 10**9

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from zfabric.machines.common.log_format import CHECKPOINT, LOG, part_key
+from zfabric.machines.common.tables import CHECKPOINT, LOG, part_key
 from zfabric.machines.local_scheduler.records import BlockedTask, TaskRecord, WorkerRecord
 from zfabric.protocol.messages import CREATING, KillActor, RetireActor, Row, StopDelegated
 

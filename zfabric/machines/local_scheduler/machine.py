@@ -116,8 +116,8 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, KillProcess, Send
 from zfabric.protocol.ids import Address, first_attempt
 from zfabric.protocol.machine import Diagnosis, Handler, Handlers, InvariantViolation
+from zfabric.protocol.names import size
 from zfabric.protocol.options import Demand
-from zfabric.protocol.wording import size
 
 PASSED_ON = frozenset({m.Call, m.RelayedCalls, m.CallOutcomes, m.CallsEnded})
 """Messages mostly passed on. A handler that leaves the end of the turn something to decide sets ``Tables.end_due``."""

@@ -12,7 +12,6 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from zfabric.machines.common.lineage_blocks import LineageBlock
-from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.resources import NO_POOL, ResourcePool
 from zfabric.machines.local_scheduler.channel import PeerInbox, PeerOutbox
 from zfabric.machines.local_scheduler.group_records import GroupPool
@@ -28,9 +27,11 @@ from zfabric.protocol.ids import (
     first_attempt,
     node_of,
     object_id,
+    salt_of,
     tries_of,
 )
 from zfabric.protocol.messages import OK, Row, Rows
+from zfabric.protocol.names import Program
 from zfabric.protocol.options import (
     MEMORY,
     NO_ENVIRONMENT,
@@ -45,7 +46,6 @@ from zfabric.protocol.options import (
     only_node,
     option,
 )
-from zfabric.protocol.programs import Program
 
 WAITING, READY, ASSIGNED, DONE = range(4)
 STATE_NAMES = ("waiting", "queued", "assigned", "finished")

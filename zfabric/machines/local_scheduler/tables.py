@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from zfabric.config import Config
@@ -14,7 +14,6 @@ from zfabric.machines.local_scheduler.due import PartDeadlines
 from zfabric.machines.local_scheduler.group_records import Bundle, GroupPool, GroupRecord, KnownGroup
 from zfabric.machines.local_scheduler.latencies import Latencies
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, InlineValues, Stored
-from zfabric.machines.local_scheduler.promises import Promises
 from zfabric.machines.local_scheduler.records import (
     HOSTING,
     NO_HOME,
@@ -59,6 +58,7 @@ ENDED_JOBS_MOST = 100
 """Ended jobs whose tasks have yet to enter the time series, each second."""
 NOTICES_MAX = 20
 """Most such notices to one driver."""
+_NOBODY = (b"", b"")
 
 
 class Tables:
@@ -470,3 +470,48 @@ class Tables:
         if self.before_batches:
             effects[:0], self.before_batches = self.before_batches, []
         return effects
+
+
+class Promises:
+    """Results of calls that others wait for before their callers have them: the caller and the actor of each."""
+
+    def __init__(self) -> None:
+        self._of: dict[bytes, tuple[bytes, bytes]] = {}
+        self._callers: Counter[bytes] = Counter()
+
+    def add(self, identifier: bytes, caller: bytes, actor_id: bytes) -> None:
+        """Record that others wait for a result."""
+        self.remove(identifier)
+        self._of[identifier] = (caller, actor_id)
+        self._callers[caller] += 1
+
+    def remove(self, identifier: bytes) -> None:
+        """Remove a kept or void one."""
+        caller, _ = self._of.pop(identifier, _NOBODY)
+        if caller:
+            self._callers[caller] -= 1
+            if not self._callers[caller]:
+                del self._callers[caller]
+
+    def bound(self, process: bytes) -> bool:
+        """Whether others wait for a result of this process alone."""
+        return process in self._callers
+
+    def caller(self, identifier: bytes) -> bytes:
+        """Who promised it, or empty."""
+        return self._of.get(identifier, _NOBODY)[0]
+
+    def actor(self, identifier: bytes) -> bytes:
+        """Whose call makes it, or empty."""
+        return self._of.get(identifier, _NOBODY)[1]
+
+    def count(self, actor_id: bytes) -> int:
+        """How many promised results an actor owes."""
+        return sum(1 for _, of in self._of.values() if of == actor_id)
+
+    def by(self, process: bytes) -> list[bytes]:
+        """Results that a process has promised."""
+        return [each for each, (caller, _) in self._of.items() if caller == process] if self.bound(process) else []
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(list(self._of))

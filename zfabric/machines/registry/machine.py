@@ -7,12 +7,12 @@ stalls declares nobody dead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from zfabric.config import Config
+from zfabric.config import Config, probe_seconds
 from zfabric.machines.common.tables import pack_row, unpack_row
-from zfabric.machines.registry.probes import Probes
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Log, Send
 from zfabric.protocol.ids import JOINER, MEMBER, Address
@@ -28,6 +28,8 @@ STALL_SECONDS = 1.0
 """Seconds of a pause after which leases begin anew: renewals may be unread."""
 NODES_MAX = 4096
 RETRY_EVERY = 1.0
+PROBE_PATIENCE = 2.0
+"""How long a probe of pairs may take, in units of the transfer agents' time."""
 
 
 class _Node:
@@ -365,3 +367,57 @@ class Registry:
             m.Written: self.on_answer,
             m.Found: self.on_answer,
         }
+
+
+class Worst(NamedTuple):
+    """The node to end; ``pairs`` others are out of reach, one way or the other."""
+
+    node: bytes
+    pairs: int
+    living: int
+
+
+class Probes:
+    """The probe under way, if any, of pairs of nodes that cannot reach each other. ``patience`` is ``pair_patience``.
+
+    A complaint may be either node's fault, so each reports which ones it does not reach. The node with most such pairs goes; of several,
+    the youngest, whose end costs least. Nobody ends if it is the head, since all would, or if the pairs have recovered. The node is dead
+    when its lease has expired: until then it may act.
+    """
+
+    def __init__(self, patience: float, first_number: int) -> None:
+        self._patience = patience
+        self.number = first_number
+        self.until: float | None = None
+        """When it ends without all answers; None without a probe."""
+        self._answers: dict[bytes, frozenset[bytes]] = {}
+
+    def begin(self, now: float) -> bool:
+        """Probe all pairs, unless under way."""
+        if self.until is not None:
+            return False
+        self.number += 1
+        self.until = now + PROBE_PATIENCE * probe_seconds(self._patience)
+        self._answers.clear()
+        return True
+
+    def answer(self, number: int, node: bytes, unreached: Iterable[bytes]) -> None:
+        """Record whom a node does not reach."""
+        if self.until is not None and number == self.number:
+            self._answers[node] = frozenset(unreached)
+
+    def give_up(self) -> None:
+        """Drop the probe: answers may be unread. Who complained complains again."""
+        self.until = None
+
+    def end(self, now: float, numbers: Mapping[bytes, int]) -> Worst | None:
+        """End a late or complete probe of the living nodes (with ``numbers``); return the node to end."""
+        if self.until is None or (now < self.until and not numbers.keys() <= self._answers.keys()):
+            return None
+        self.until = None
+        pairs = {frozenset((one, other)) for one, unreached in self._answers.items() for other in unreached if one != other}
+        count = Counter(node for pair in pairs if pair <= numbers.keys() for node in pair)
+        if not count:
+            return None
+        worst = max(count, key=lambda node: (count[node], numbers[node]))
+        return Worst(worst, count[worst], len(numbers))

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Protocol
 
-from zfabric.machines.worker.items import Invocation
+from zfabric.machines.worker.queue import Invocation
 
 Heads = list[tuple[int, bytes]]
 """A heap of (arrival number, actor id) of first calls, some out of date."""

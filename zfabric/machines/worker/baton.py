@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from typing import NamedTuple
 
-from zfabric.machines.worker.items import Invocation
 from zfabric.machines.worker.mailbox import Callee, Mailbox
+from zfabric.machines.worker.queue import Invocation
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES
 from zfabric.protocol.messages import Row

@@ -19,10 +19,9 @@ from typing import NamedTuple
 
 import msgpack
 
-from zfabric.machines.common.log_format import LoggedCall
-from zfabric.machines.common.tables import unpack_row
-from zfabric.machines.worker.items import Invocation
+from zfabric.machines.common.tables import LoggedCall, unpack_row
 from zfabric.machines.worker.own_calls import OwnCalls, named_by
+from zfabric.machines.worker.queue import Invocation
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import refs_inside
 from zfabric.protocol.ids import INCARNATION_BYTES, TASK_BYTES, call_value, node_of_caller

@@ -13,15 +13,10 @@ from typing import Any
 from zfabric.config import Config
 from zfabric.machines.worker.actor_queues import CallQueue
 from zfabric.machines.worker.baton import FAREWELL, Baton
-from zfabric.machines.worker.call_trace import CallTrace, MeasuredCallTrace
-from zfabric.machines.worker.completions import CompletionBatch, Drivers, lone_report
-from zfabric.machines.worker.items import Invocation, Item, actor_of
-from zfabric.machines.worker.mailbox import Callee, Mailbox
-from zfabric.machines.worker.queue import TaskQueue
+from zfabric.machines.worker.mailbox import Callee, Mailbox, Relocation
+from zfabric.machines.worker.queue import Invocation, Item, TaskQueue, actor_of
 from zfabric.machines.worker.quiescence import QUIET, TAKING, Gate
-from zfabric.machines.worker.relocation import Relocation
-from zfabric.machines.worker.waits import BlockedStack
-from zfabric.machines.worker.yields import Yields
+from zfabric.machines.worker.reports import BlockedStack, CallTrace, CompletionBatch, Drivers, MeasuredCallTrace, Yields, lone_report
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.failures import pack_failure, unpack_failure

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from zfabric.machines.common.log_format import is_note
+from zfabric.machines.common.tables import is_note
 from zfabric.protocol.failures import refs_inside
 from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages import Row

@@ -1,14 +1,49 @@
-"""Unbegun tasks. The scheduler may take them back; then their places are released."""
+"""What a worker runs, attempts of tasks and calls of its actors, and the queue of its unbegun tasks."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from zfabric.machines.worker.items import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.messages import Row
+
+
+class Item:
+    """An attempt. ``values`` are of dependencies; ``driver`` is set by direct submission."""
+
+    __slots__ = ("attempt", "driver", "gpus", "row", "values")
+
+    def __init__(self, row: Row, attempt: int, values: tuple[Any, ...] = (), gpus: tuple[int, ...] = (), driver: bytes = b"") -> None:
+        self.row = row
+        self.attempt = attempt
+        self.values = values
+        self.gpus = gpus
+        self.driver = driver
+
+
+class Invocation(NamedTuple):
+    """A call of an actor. ``row`` begins like a task's: the id first, dependencies fourth.
+
+    ``values`` are as in ``Call``: places without pins. ``attempt`` is the actor's: a later life gives new ids to what a call submits.
+    ``options`` is None only for calls from this node without any, whose outcomes have short ways.
+    """
+
+    row: Row
+    attempt: int
+    values: tuple[Any, ...]
+    gpus: tuple[int, ...]
+    actor_id: bytes
+    method: str
+    caller: bytes
+    options: tuple[Row, ...] | None
+
+
+def actor_of(item: Item | Invocation) -> bytes:
+    """The actor that is called or made."""
+    return item.actor_id if type(item) is Invocation else item.row[0]
+
 
 Entry = Item | Row
 """A bare row has nothing else with it, and is queued in a tenth of the time."""
@@ -19,7 +54,7 @@ def _row_of(entry: Entry) -> Row:
 
 
 class TaskQueue:
-    """One worker's unbegun tasks."""
+    """One worker's unbegun tasks. The scheduler may take them back; then their places are released."""
 
     def __init__(self) -> None:
         self.queue: deque[Entry] = deque()

@@ -13,7 +13,7 @@ queued calls wait for running ones. That could be for ever, if a running call wa
 from __future__ import annotations
 
 from zfabric.machines.worker.call_log import CallLog, RetainedOutcome, plain_outputs
-from zfabric.machines.worker.items import Invocation, Item
+from zfabric.machines.worker.queue import Invocation, Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.messages import Row
 

@@ -144,7 +144,7 @@ class LogRecorded(NamedTuple):
 
 
 LOG_TABLES = ("log", "checkpoint")
-"""Where the home of an actor has its log (``machines/common/log_format.py``)."""
+"""Where the home of an actor has its log (``machines/common/tables.py``)."""
 LogTable: TypeAlias = Annotated[str, one_of(LOG_TABLES)]
 
 

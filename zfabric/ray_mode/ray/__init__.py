@@ -33,8 +33,9 @@ from zfabric import (
 from zfabric.exceptions import *
 from zfabric.ray_mode.absent import Absent as _Absent
 from zfabric.ray_mode.absent import submodules as _submodules
-from zfabric.ray_mode.cluster import all_nodes as nodes
-from zfabric.ray_mode.cluster import cluster_resources
+from zfabric.ray_mode.control import all_nodes as nodes
+from zfabric.ray_mode.control import cluster_resources
+from zfabric.ray_mode.finder import NEWEST as _NEWEST
 from zfabric.ray_mode.finder import Finder as _Finder
 from zfabric.ray_mode.ids import (
     ActorClassID,
@@ -48,7 +49,6 @@ from zfabric.ray_mode.ids import (
     UniqueID,
     WorkerID,
 )
-from zfabric.ray_mode.installed import NEWEST as _NEWEST
 from zfabric.ray_mode.starting import init
 
 _installed = next(each.installed for each in _sys.meta_path if isinstance(each, _Finder))

@@ -42,8 +42,7 @@ from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, short, tries_of
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, ERROR, FAILED, OK
-from zfabric.protocol.names import brief
-from zfabric.protocol.wording import size
+from zfabric.protocol.names import brief, size
 
 RETIRE_SECONDS = 30.0
 """Seconds in which an actor must end without handles, or after ``exit_actor``."""

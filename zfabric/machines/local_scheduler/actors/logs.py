@@ -20,8 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from zfabric.machines.common.log_format import CHECKPOINT, LOG, part_key
-from zfabric.machines.common.tables import pack_row, unpack_row
+from zfabric.machines.common.tables import CHECKPOINT, LOG, pack_row, part_key, unpack_row
 from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord, LogBlock, RetainedBlocks, Writing, is_unlogged, worker_of
 from zfabric.machines.local_scheduler.due import LOGS
 from zfabric.machines.local_scheduler.references import References

@@ -23,8 +23,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
-from zfabric.machines.common.log_format import is_remake
-from zfabric.machines.common.naming import salt_of
+from zfabric.machines.common.tables import is_remake
 from zfabric.machines.local_scheduler.actor_records import GuestRecord
 from zfabric.machines.local_scheduler.actors.directory import DETACHED, ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
@@ -59,7 +58,7 @@ from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.protocol import ids
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, TASK_BYTES, Address, child_prefix, is_put, node_of, short
+from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, TASK_BYTES, Address, child_prefix, is_put, node_of, salt_of, short
 from zfabric.protocol.inside import refs_in
 from zfabric.protocol.messages import FAILED, OK, Row
 from zfabric.protocol.options import names_objects, option

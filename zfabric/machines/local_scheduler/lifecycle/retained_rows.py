@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from zfabric.machines.common.lineage_blocks import BlockWriter, LineageBlock, split_row
-from zfabric.machines.common.log_format import CHECKPOINT, LOG
-from zfabric.machines.common.tables import unpack_row
+from zfabric.machines.common.tables import CHECKPOINT, LOG, unpack_row
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.records import EntrustedRow, FunctionRecord
 from zfabric.machines.local_scheduler.requests import PendingRequests

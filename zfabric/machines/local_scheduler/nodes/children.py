@@ -6,12 +6,11 @@ else would submit them again.
 
 from __future__ import annotations
 
-from zfabric.machines.common.naming import salt_of
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.records import DONE, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, child_prefix
+from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, child_prefix, salt_of
 from zfabric.protocol.messages.rows import OPTIONS, TASK_ID
 from zfabric.protocol.options import option
 

@@ -1,7 +1,7 @@
 """Draining: a node gives away what it has for others, then leaves its cluster (decision 0034).
 
 It is given nothing new, and returns what it has not begun for others. It waits for tasks that run here or are at home here. Actors of other
-homes that may be made again leave (``relocation``); all others end with the node, once they have no calls and no task is left that may need
+homes that may be made again leave (``Relocation``); all others end with the node, once they have no calls and no task is left that may need
 them.
 
 Values that only this node has are copied: to their home, or from here to a node that holds refs to them; later the home of the job adopts

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from zfabric.machines.common.naming import salt_of
 from zfabric.machines.local_scheduler.channel import NO_CALLS, CallsByWorker, Retained, Sent
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
@@ -25,7 +24,7 @@ from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.local_scheduler.transitions import CallsEndReceived
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import JOB_BYTES, Address, child_prefix, node_of, short, unpack_counter
+from zfabric.protocol.ids import JOB_BYTES, Address, child_prefix, node_of, salt_of, short, unpack_counter
 from zfabric.protocol.messages import FAILED, LOST, OK, STAYS
 from zfabric.protocol.options import in_bundle, option
 

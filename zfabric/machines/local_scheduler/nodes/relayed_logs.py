@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from zfabric.machines.common.log_format import LOG
-from zfabric.machines.common.tables import unpack_row
+from zfabric.machines.common.tables import LOG, unpack_row
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.channel import PeerOutbox
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing

@@ -31,9 +31,8 @@ from zfabric.protocol.failures import summary_of
 from zfabric.protocol.ids import FIRST_CALL_INDEX, FIRST_PUT_INDEX, OBJECT_BYTES, TASK_BYTES, index_of
 from zfabric.protocol.machine import Diagnosis
 from zfabric.protocol.messages import ERROR, OK
-from zfabric.protocol.names import brief
+from zfabric.protocol.names import brief, size, span
 from zfabric.protocol.options import NO_ENVIRONMENT, GroupTerm, describe_strategy
-from zfabric.protocol.wording import size, span
 
 COPY = "copy"
 """The maker, in listings, of another home's value."""

@@ -10,8 +10,7 @@ from zfabric.machines.local_scheduler.records import DONE, STATE_NAMES, AnyObjec
 from zfabric.machines.local_scheduler.reports.diagnoses import failed, object_row
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol.ids import OBJECT_BYTES, is_call
-from zfabric.protocol.names import brief
-from zfabric.protocol.wording import size
+from zfabric.protocol.names import brief, size
 
 EACH_MOST = 40
 """Most of one kind; ``more`` counts the others."""

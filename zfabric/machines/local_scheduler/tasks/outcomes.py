@@ -35,9 +35,8 @@ from zfabric.protocol.failures import Facts, pack_failure
 from zfabric.protocol.ids import TASK_BYTES, WORKER, next_attempt, object_id, split_ids, tries_of
 from zfabric.protocol.inside import refs_in
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, LOST, OK, RETRY, STAYS
-from zfabric.protocol.names import brief
+from zfabric.protocol.names import brief, size
 from zfabric.protocol.trace import marked
-from zfabric.protocol.wording import size
 
 _SMALL = frozenset((bytes,))
 """Types that travel with an outcome."""

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 
 from zfabric.config import ROWS_MAX
 from zfabric.machines.common.deadlines import Deadlines
-from zfabric.machines.common.naming import salt_of
 from zfabric.machines.local_scheduler.due import STOPPING
 from zfabric.machines.local_scheduler.object_places import PENDING
 from zfabric.machines.local_scheduler.records import ASSIGNED, DONE, READY, WAITING, TaskRecord, WorkerRecord, prefixes_of
@@ -31,6 +30,7 @@ from zfabric.protocol.ids import (
     Address,
     child_prefix,
     is_call,
+    salt_of,
     tries_of,
 )
 from zfabric.protocol.messages import FAILED

@@ -4,8 +4,8 @@ from typing import Any
 
 from zfabric import available_resources, get_runtime_context, timeline
 from zfabric.ray_mode.absent import attributes
-from zfabric.ray_mode.cluster import GlobalState, available_by_node, cluster_resources, totals_by_node
-from zfabric.ray_mode.cluster import all_nodes as nodes
+from zfabric.ray_mode.control import GlobalState, available_by_node, cluster_resources, totals_by_node
+from zfabric.ray_mode.control import all_nodes as nodes
 
 state = GlobalState()
 total_resources_per_node = totals_by_node
