@@ -241,14 +241,14 @@ def test_calls_of_a_concurrent_actor_are_sent_when_their_own_arguments_exist(cli
 
 
 def test_calls_whose_arguments_are_reported_to_the_scheduler_do_not_scan_each_other(client: Client) -> None:
-    class Barriers(dict[int, list[bytes]]):
+    class Queries(dict[int, list[bytes]]):
         def values(self) -> Any:
             raise AssertionError("all are looked at")
 
     meet(client)
     large = b"p" * 16 + b"\x80\0\0\0"
     client.put(large, (4096, TOO_LARGE), (), False)
-    client.calls._barriers = Barriers()
+    client.calls._confirmed_by = Queries()
     for number in range(3):
         call_unordered(client, number, (large,))
     effects = [effect.message for effect in client.take_effects(0.0)]

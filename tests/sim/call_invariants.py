@@ -244,7 +244,7 @@ class CallInvariants:
                 "argument of a parked call": calls.awaited,
                 "delayed target": calls.delayed,
                 "promised result": calls.results.awaited,
-                "barrier": calls._barriers,
+                "query that calls wait for": calls._confirmed_by,
                 "call to query": calls._to_ask,
                 "killed actor": calls.killed,
                 "receipt": calls._receipts,

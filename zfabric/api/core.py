@@ -150,9 +150,10 @@ def _shape(refs: Any, values: dict[bytes, Any]) -> Any:
 def put(value: R, *, durable: bool = False) -> ObjectRef[R]:
     """Store ``value`` once, for many tasks or readers; return its ref.
 
-    With ``durable``, the control store (of several nodes, the head's) has the value when this returns, and retains it as long as the job
-    needs it. A later cluster on the same ``--store`` has it, too: ``zf.ObjectRef(bytes.fromhex(text))`` is a ref to it, where ``text`` was
-    ``ref.hex()``. Without ``durable``, a lost value cannot be rebuilt.
+    With ``durable``, the control store (of several nodes, the head's) has committed the value when this returns, and retains it as long as
+    the job needs it. The setting ``durability`` says whether a commit survives power loss. A later cluster on the same ``--store`` has the
+    value, too: ``zf.ObjectRef(bytes.fromhex(text))`` is a ref to it, where ``text`` was ``ref.hex()``. Without ``durable``, a lost value
+    cannot be rebuilt.
 
     Raises SerializationError, ObjectTooLargeError, ObjectStoreFullError, OutOfDiskError if a durable value cannot be written, and TypeError
     for a ref.

@@ -46,13 +46,15 @@ pack_counter = struct.Struct(">I").pack
 unpack_counter = struct.Struct(">I").unpack
 
 Address = bytes
-"""Sender or receiver of a message: a role letter, and the incarnation of the process that plays the role."""
+"""Sender or receiver of a message: a role letter, and the incarnation of the process that plays the role. For the daemon of another
+node, the node's id follows: it outlives the daemon.
+"""
 
 CLIENT, WORKER, CONTROL, ACTOR, TOOL, TRANSFER_AGENT = b"C", b"W", b"K", b"A", b"T", b"F"
 LOCAL_SCHEDULER, OBJECT_STORE, CONTROL_STORE, GLOBAL_SCHEDULER, SHELL = b"L", b"O", b"S", b"G", b"X"
 REGISTRY, MEMBER = b"R", b"N"
 DAEMON_ROLES = frozenset((LOCAL_SCHEDULER, OBJECT_STORE, CONTROL_STORE, GLOBAL_SCHEDULER, REGISTRY, MEMBER))
-"""Roles of daemons. In an address, the node id of another daemon may follow."""
+"""Roles of daemons."""
 HEAD = bytes(INCARNATION_BYTES)
 """The head's node id for a node that joins and does not have it yet."""
 JOINER = b"\x00\x00\x00"

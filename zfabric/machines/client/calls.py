@@ -95,7 +95,7 @@ class Calls:
         """Ended ones of ``awaited``, for ``progress``."""
         self.delayed: dict[Target, None] = {}
         """Actors with calls that wait."""
-        self._barriers: dict[int, list[bytes]] = {}
+        self._confirmed_by: dict[int, list[bytes]] = {}
         """Calls that wait for each query: its answer shows that the scheduler has received everything to which they refer."""
         self._to_ask: list[bytes] = []
         """Calls that wait for a query of the next frame: one for all."""
@@ -107,8 +107,8 @@ class Calls:
         """Actors killed here, unconfirmed; True: they may not restart."""
         self.queued = 0
         """Number of calls in all outboxes."""
-        self._full: dict[Target, None] = {}
-        """Actors with a filled outbox."""
+        self._to_send: dict[Target, None] = {}
+        """Actors with calls in their outbox."""
         self._receipts: dict[Target, bool] = {}
         """Actors to acknowledge outcomes to. True: the message names the pending calls, and acknowledges all others."""
 
@@ -188,7 +188,7 @@ class Calls:
 
     def _send(self, target: Target, row: Row) -> None:
         if not target.outbox:
-            self._full[target] = None
+            self._to_send[target] = None
         target.outbox.append(row)
         target.sent[row[0]] = row
         self.queued += 1
@@ -329,7 +329,7 @@ class Calls:
 
     def confirm(self, token: int) -> bool:
         """Handle an answer. Return whether calls waited for it."""
-        calls = self._barriers.pop(token, None)
+        calls = self._confirmed_by.pop(token, None)
         if calls is None:
             return False
         for call_id in calls:
@@ -347,7 +347,7 @@ class Calls:
         if self._to_ask:
             calls, self._to_ask = self._to_ask, []
             token = self._queries.token()
-            self._barriers[token] = calls
+            self._confirmed_by[token] = calls
             self._queries.ask(token, "nothing", ())
 
     def news_in(self, message: m.Message) -> None:
@@ -404,14 +404,14 @@ class Calls:
 
     def take_lone(self) -> Send | None:
         """Take the only call to send, if no message must go ahead of it."""
-        if self.queued != 1 or len(self._full) != 1 or self._receipts or self._ahead or self._orders:
+        if self.queued != 1 or len(self._to_send) != 1 or self._receipts or self._ahead or self._orders:
             return None
-        target = next(iter(self._full))
+        target = next(iter(self._to_send))
         if target.keeps or len(target.outbox) != 1:
             return None
         send = Send(target.address, m.Call(target.actor_id, target.attempt, tuple(target.outbox)))
         target.outbox = []
-        self._full.clear()
+        self._to_send.clear()
         self.queued = 0
         return send
 
@@ -422,7 +422,7 @@ class Calls:
             if target.incarnation:
                 calls = (*target.sent, *(row[0] for row in target.unsent())) if others else tuple(target.unacknowledged)
                 sends.append(Send(target.address, m.OutcomesReceived(target.actor_id, calls, others)))
-        for target in self._full:
+        for target in self._to_send:
             rows = target.outbox
             if target.keeps:  # Once acknowledged, an outcome of an earlier life is unknown to the actor.
                 rows = [row for row in rows if row[0] in target.sent]
@@ -432,10 +432,10 @@ class Calls:
         sends += self._orders
         for target in self._receipts:
             target.unacknowledged = []
-        for target in self._full:
+        for target in self._to_send:
             target.outbox = []
         self._receipts.clear()
-        self._full.clear()
+        self._to_send.clear()
         self._orders = []
         self.queued = 0
         return sends
@@ -448,7 +448,7 @@ class Calls:
     @property
     def unsent(self) -> bool:
         """Whether anything is to be sent."""
-        return bool(self._full or self._ahead or self._orders or self._receipts or self._to_ask)
+        return bool(self._to_send or self._ahead or self._orders or self._receipts or self._to_ask)
 
     # -- outcomes --
 
@@ -509,7 +509,7 @@ class Calls:
         outbox, target.outbox = target.outbox, [row for row in target.outbox if row[0] not in behind]
         self.queued -= len(outbox) - len(target.outbox)
         if not target.outbox:
-            self._full.pop(target, None)
+            self._to_send.pop(target, None)
         target.put_first(map(_unsent, behind.values()))
         self._note_delayed(target)
 
@@ -635,7 +635,7 @@ class Calls:
         target.repeated |= target.sent.keys() - {row[0] for row in target.outbox}
         target.outbox = list(target.sent.values())
         if target.outbox:
-            self._full[target] = None
+            self._to_send[target] = None
         if target.keeps:
             self._receipts[target] = True
         for call_id in target.sent if self._extras else ():
@@ -646,7 +646,7 @@ class Calls:
     def _interrupted(self, target: Target, executing: bytes, in_order: bool) -> None:
         """Repeat, ask about or fail calls sent to a process that is gone. Unless it ended ``in_order``, some may have run."""
         rows = list(target.sent.values())
-        self._full.pop(target, None)
+        self._to_send.pop(target, None)
         unsent = {row[0] for row in target.outbox} - target.repeated
         target.outbox = []
         target.repeated.clear()

@@ -61,8 +61,8 @@ class ReceivedReferences:
 class RetainedObjects:
     """Rows, outcomes and refs by object: what a row without an outcome names, and rows of values that are only in the arena.
 
-    A restarted scheduler receives the former, a rebuild needs the latter. Refs inside a value count as refs of this process while it has
-    the value.
+    A restarted scheduler receives both: unfinished tasks need the former, rebuilds the latter. Refs inside a value count as refs of this
+    process while it has the value.
     """
 
     def __init__(self, objects: ObjectTable, pins: Pins) -> None:

@@ -835,7 +835,10 @@ class LocalScheduler:
             raise InvariantViolation(f"parts {missing} have deadlines that they have not noted")
 
     def _accepted(self) -> dict[type[Any], Handler]:
-        """The handler of each message."""
+        """The handler of each message.
+
+        ``failover``, ``peer_recovery`` and ``repeats`` note what they need of a message, and pass most on to a part below.
+        """
         of_nodes: dict[type[Any], Handler] = {
             m.Delegate: self.executions.on_delegate,
             m.Reclaim: self.returns.on_reclaim,

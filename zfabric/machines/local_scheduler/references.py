@@ -269,7 +269,7 @@ class References:
     def _retain_input(self, record: AnyObject) -> bool:
         """Retain a value without a ref if a rebuild may need it and no task may make it again. Return whether it is retained.
 
-        Other nodes' values are lost with them, and rows name puts, results of actors, and results of tasks that run once.
+        If another node dies, rows run again to make its values. They may name puts, and results of actors and of tasks that run once.
         """
         if not self.tables.nodes or record.home or record.status != OK:
             return False

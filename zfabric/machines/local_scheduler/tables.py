@@ -112,7 +112,7 @@ class Tables:
         self.processes: dict[bytes, ProcessRecord] = {}
         self.workers: dict[bytes, WorkerRecord] = {}
         self.nodes: dict[bytes, NodeRecord] = {}
-        """Other nodes. Each is in ``processes``, too."""
+        """Other nodes, by id. Each is in ``processes``, too, with its id as incarnation."""
         self.node_table: dict[bytes, Row] = {}
         """Rows of the newest ``NodeTable``; empty in a cluster of one."""
         self.head = b""
@@ -174,7 +174,7 @@ class Tables:
         self.became_ready = 0
         """Counts tasks that became ready: a failed search is repeated only after a change."""
         self.orphans: dict[bytes, dict[bytes, bool]] = {}
-        """Values whose row was lost with a daemon, by task id; True if the value is lost too."""
+        """Values whose row was lost with a daemon, by task id; True if the value is lost too. In ``nodes.orphans`` the home is lost."""
         self.promises = Promises()
         self.condemned: dict[bytes, None] = {}
         """Id prefixes of children to cancel."""

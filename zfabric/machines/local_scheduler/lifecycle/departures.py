@@ -35,13 +35,13 @@ class Departures:
 
         Not those being stopped: the driver would have them run again.
         """
-        orphans = [task for task in self.tables.tasks.values() if task.submitter == gone and task.state != DONE]
-        orphans = [task for task in orphans if task.function.queue.job is driver.job]
-        orphans = [task for task in orphans if task.rare is None or not task.rare.stopped]
-        for task in orphans:
+        tasks = [task for task in self.tables.tasks.values() if task.submitter == gone and task.state != DONE]
+        tasks = [task for task in tasks if task.function.queue.job is driver.job]
+        tasks = [task for task in tasks if task.rare is None or not task.rare.stopped]
+        for task in tasks:
             task.submitter = driver.incarnation
-        for start in range(0, len(orphans), 256):
-            batch = orphans[start : start + 256]
+        for start in range(0, len(tasks), 256):
+            batch = tasks[start : start + 256]
             functions = {task.function.id: task.function for task in batch}.values()
             exported = tuple((each.id, each.name, each.payload, each.options) for each in functions)
             self.tables.send_to_client(driver, m.InheritTasks(tuple(task.row for task in batch), exported))

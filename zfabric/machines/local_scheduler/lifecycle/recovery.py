@@ -63,7 +63,7 @@ from zfabric.protocol.inside import refs_in
 from zfabric.protocol.messages import FAILED, OK, Row
 from zfabric.protocol.options import names_objects, option
 
-HELD = frozenset(
+HELD_BACK = frozenset(
     {
         m.Export,
         m.HostedActors,
@@ -97,7 +97,7 @@ HELD = frozenset(
         m.Goodbye,
     }
 )
-HELD_QUERIES = ("actor", "actor log", "create actor", "create group", "remove group", "keys", "nothing")
+QUERIES_HELD_BACK = ("actor", "actor log", "create actor", "create group", "remove group", "keys", "nothing")
 """Queries that wait too: for names, or for messages that are not yet handled."""
 _AFTERWARDS = (
     m.TakenBack, m.Unblocked, m.FindActors, m.LogAppended, m.Checkpoint, m.ReplayProgress, m.CallCounts, m.CallOutcomes,
@@ -283,7 +283,7 @@ class Recovery:
                 self.blocks.drop(task_id, block)
         self._rows.clear()
 
-    def found_elsewhere(self) -> list[bytes]:
+    def found_for_others(self) -> list[bytes]:
         """Found objects that another node may need: all, if there are others."""
         return list(self._stored) if self.tables.nodes else []
 

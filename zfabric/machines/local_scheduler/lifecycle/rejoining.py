@@ -13,7 +13,7 @@ from zfabric.machines.common.tables import unpack_row
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.due import REJOINING, STARTING_WORKERS
 from zfabric.machines.local_scheduler.lifecycle.jobs import ELSEWHERE, Jobs
-from zfabric.machines.local_scheduler.lifecycle.recovery import HELD, HELD_QUERIES, Recovery
+from zfabric.machines.local_scheduler.lifecycle.recovery import HELD_BACK, QUERIES_HELD_BACK, Recovery
 from zfabric.machines.local_scheduler.lifecycle.retained_rows import RetainedRows
 from zfabric.machines.local_scheduler.object_places import Stored
 from zfabric.machines.local_scheduler.records import JobRecord, ProcessRecord, WorkerRecord
@@ -120,7 +120,7 @@ class Rejoining:
         if not self._jobs_known and type(message) in (m.Register, m.Ready):
             self._early.append((source, message))
             return True
-        if type(message) in HELD or (type(message) is m.Query and message.what in HELD_QUERIES):
+        if type(message) in HELD_BACK or (type(message) is m.Query and message.what in QUERIES_HELD_BACK):
             self.recovery.hold_back(source, message)
             return True
         return False
@@ -164,7 +164,7 @@ class Rejoining:
         if self.retained_due:
             self.retained_due = False
             stored = [record.object_id for record in self.tables.values() if type(record.value) is Stored]
-            stored += self.recovery.found_elsewhere()
+            stored += self.recovery.found_for_others()
             stored += [row[0] for row in self.tables.locates]  # The writer may use a value without a ref to it.
             if self.tables.store_address is not None:
                 # Claims of values written after registration go first: they may lie in room that was reported as unused.

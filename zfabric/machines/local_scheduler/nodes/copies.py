@@ -1,7 +1,7 @@
 """Copies of large values by this node's transfer agent, and the sources that a home offers (decision 0032).
 
-Copies under way outlive the agent, but not this scheduler: whoever needs them asks again. The reader asks the last node of an offer first,
-then the node that retains the value, then the rest.
+Copies under way outlive the agent, but not this scheduler: whoever needs them asks again. An offer names the sources in the order in which
+the reader asks them: the node to which the home made the offer before, the node that retains the value, the rest.
 """
 
 from __future__ import annotations

@@ -297,8 +297,8 @@ class Executions:
         home = self.tables.nodes.get(source[1:])
         return self._over(home.ends.acknowledged(message.number, message.callers)) if home is not None else []
 
-    def home_gone(self, dead: NodeRecord) -> None:
-        """Drop ends that a dead home has not acknowledged."""
+    def drop_ends_for(self, dead: NodeRecord) -> None:
+        """Drop a dead home's unacknowledged ends, once its heirs have them."""
         self._over(dead.ends.take_all())
 
     def _over(self, retained: list[Retained]) -> list[Sent]:

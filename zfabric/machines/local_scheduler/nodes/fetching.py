@@ -65,7 +65,7 @@ class Fetching:
         self.node_died(transition.node)
 
     def node_died(self, node: bytes) -> None:
-        """Find other sources for its values."""
+        """Report what this node has of the dead one (``Orphans.report``), and find other sources for its values."""
         self.unknown_nodes.mark_dead(node)
         self.borrowing.node_died(node)
         for record in self.tables.values():

@@ -217,8 +217,8 @@ class Peers:
         self.actors.node_lost(node, node.actors, cause)
         if node.process is not None:
             self.departures.release(node.process)
-        self._end_orphans(node.token, now)
-        self.executions.home_gone(node)
+        self._stop_tasks_of(node.token, now)
+        self.executions.drop_ends_for(node)
         for job in [each for each in self.tables.jobs.values() if each.home == node.token]:
             self.jobs.end_job(job, now)
         self.requests.node_died(node.token)
@@ -231,10 +231,10 @@ class Peers:
         self.remote_actors.node_died(node.token)
         self.names.node_died(node.token)
 
-    def _end_orphans(self, home: bytes, now: float) -> None:
+    def _stop_tasks_of(self, home: bytes, now: float) -> None:
         """Stop a dead home's tasks here, with their children: nobody reads their values."""
-        orphans = [each for each in self.tables.tasks.values() if each.submitter == home and each.function.delegated]
-        for task in self.stopping.with_children(orphans):
+        tasks = [each for each in self.tables.tasks.values() if each.submitter == home and each.function.delegated]
+        for task in self.stopping.with_children(tasks):
             self.stopping.stop(task, "cancelled", now)
 
 

@@ -70,9 +70,9 @@ class RemoteStreams:
             for batch in batches(rows):
                 self._send(node, batch)
         if self.last:
-            self._forget_orphans()
+            self._forget_ended()
 
-    def _forget_orphans(self) -> None:
+    def _forget_ended(self) -> None:
         """Drop streams whose home is gone, or that ended with their process."""
         tables = self.tables
         for identifier in (*(each[0].id for each in tables.delegated_ends), *(row[0] for _, row, _ in tables.relayed_ends)):

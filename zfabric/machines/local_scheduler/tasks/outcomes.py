@@ -123,8 +123,8 @@ class Outcomes:
                     continue
                 self._late(worker, task_id, attempt, outputs)
                 continue
-            by_hand = lease is not None and task_id in lease.submitted
-            if by_hand:
+            directly = lease is not None and task_id in lease.submitted
+            if directly:
                 lease.submitted.discard(task_id)  # type: ignore[union-attr]
             function = task.function
             if function.mean is not None:
@@ -143,7 +143,7 @@ class Outcomes:
                 if task.dependents is not None or task.fetchers is not None:
                     self.announce(task)
                 process = processes.get(task.submitter)
-                if by_hand and not lease.over:  # type: ignore[union-attr]
+                if directly and not lease.over:  # type: ignore[union-attr]
                     lease.sent.append(task)  # type: ignore[union-attr]
                 elif process is not None:
                     process.results.append((task_id, OK, outputs if task.holders is not None else ()))
