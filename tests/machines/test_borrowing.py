@@ -677,7 +677,7 @@ def test_a_durable_value_travels_whole_in_a_message(node: Executor) -> None:
         ("acknowledged-before-entrusted", test_a_hold_is_acknowledged_once_the_home_of_the_job_has_the_row),
         ("lender-lets-go-first", test_an_end_waits_until_what_a_worker_holds_is_registered_at_its_home),
         ("release-overtakes-hold", test_a_ref_that_is_dropped_is_released_once_its_hold_is_registered),
-        ("release-covers-later-hold", test_a_ref_that_comes_back_before_its_release_has_left_is_not_released),
+        ("release-overtakes-hold", test_a_ref_that_comes_back_before_its_release_has_left_is_not_released),
         ("death-overtakes-hold", test_what_a_dead_node_held_is_released_once_all_others_have_taken_over_from_it),
     ],
 )
