@@ -1,14 +1,13 @@
 """The arena: one sparse shared-memory file with a node's values.
 
-The supervisor creates it without a name, so that nothing outlives a kill; others open it as ``/proc/<pid>/fd/<n>`` (decision 0001 has
-reasons and measurements).
+The supervisor creates the file without a name, so nothing outlives a kill. Others open it as ``/proc/<pid>/fd/<n>`` (decision 0001).
 
 **No byte is touched before its memory exists**: touching a hole without memory kills the process (SIGBUS). ``make_ready`` allocates pieces
-of 2 MiB: one page each, then ``MADV_COLLAPSE`` makes a huge page, eight times faster than all small pages. If refused, ``posix_fallocate``
-allocates the piece.
+of 2 MiB: one page each, then ``MADV_COLLAPSE`` makes a huge page, eight times faster than all small pages. If the kernel refuses,
+``posix_fallocate`` allocates the piece.
 
-**A restarted daemon finds sealed objects by an index** at the start of the file: reused room is full of old headers. Only the daemon writes
-it, an entry's state byte last. An entry counts if the object's header agrees: same id, same size, sealed.
+**A restarted daemon finds sealed objects by an index** at the start of the file, since reused room is full of old headers. Only the daemon
+writes the index, an entry's state byte last. An entry counts if the object's header agrees: same id, same size, sealed.
 
 **Reading without a pin** (``copy``) works like a sequence lock: a copy counts if the header is this sealed object's before and afterwards.
 So the daemon voids a header before it gives the room away (``mark``), and clears room where a dead process may have written unreported
@@ -38,7 +37,7 @@ _ENTRY = struct.Struct("<IBBxxQ20s4xQ16x")
 _STATE_AT = 5
 _INDEX_STEP = 64 * 2**10
 _MEMORY_RESERVE = 64 * 2**20
-"""Memory left to the system: at the end of memory, the kernel kills processes and reports no error."""
+"""Bytes left to the system: without memory, the kernel kills processes and reports no error."""
 
 _TRY_AGAIN_SECONDS, _TRY_AGAIN_SECONDS_MOST = 0.005, 0.1
 """Seconds without huge pages after the first slow one (7 ms if the host must provide it); doubled up to the second value."""
@@ -52,7 +51,7 @@ _F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 0x2, 0x4
 
 
 def create_arena(directory: str, size: int) -> int:
-    """Create an arena of ``size`` bytes for values, without a name; return its descriptor.
+    """Create an arena of ``size`` bytes without a name; return its descriptor.
 
     ``directory`` is a tmpfs; if empty, the memory is anonymous. The size never changes, so no mapping loses its end.
     """
@@ -122,8 +121,8 @@ class Arena:
         return private_view(self._descriptor, offset, size)
 
     def copy(self, offset: int, size: int, object_id: bytes) -> memoryview | None:
-        """Return a writable copy of an object; None unless it was there, sealed, before and after. System calls read it: freed room may
-        have no memory.
+        """Return a writable copy of an object; None unless the object was sealed there before and after. System calls read the room,
+        because freed room may have no memory.
         """
         start = offset - HEADER_BYTES
         if not self._index_end <= start <= self.size - HEADER_BYTES - size:
@@ -137,7 +136,7 @@ class Arena:
         return room[HEADER_BYTES:] if os.pread(self._descriptor, HEADER_BYTES, start) == header else None
 
     def writable(self, offset: int, size: int) -> memoryview:
-        """Return a payload, writable, for the process that has the grant."""
+        """Return a writable payload, for the process that has the grant."""
         return self._memory[offset : offset + size]
 
     def void(self, offset: int) -> None:
@@ -158,9 +157,9 @@ class Arena:
     # -- the index (daemon only) --
 
     def mark(self, offset: int, state: int) -> bool:
-        """Index an object (SEALED), or remove it and void its header (FREED), in room that is still its own.
+        """Index an object (SEALED), or remove it and void its header (FREED), while the room is still its own.
 
-        Returns False if a restart would not find it: the header is not sealed, or the index is full.
+        Returns False if a restart would not find the object: the header is not sealed, or the index is full.
         """
         if state == FREED:
             self.void(offset)
@@ -230,9 +229,9 @@ class Arena:
     def make_ready(self, offset: int, size: int) -> str:
         """Allocate memory for whole pieces, huge pages if possible. Return an empty string, or why it was refused.
 
-        Huge pages are several times faster, unless a virtual machine gets them from its host, thirty times slower than freed memory. So
-        they are used until they are slow, and tried again after a growing pause. Speed is measured in processor time, which includes
-        waiting for the host but not the machine's load.
+        Huge pages are several times faster. But if a virtual machine gets them from its host, they are thirty times slower than freed
+        memory. So they are used until they are slow, and tried again after a growing pause. Speed is measured in processor time, which
+        includes waiting for the host but not the machine's load.
         """
         if self._mapping is None:
             return "the arena is open for reading only"

@@ -1,12 +1,12 @@
 """Reducers of other libraries' arrays: torch's CPU tensors, and arrays of Arrow. Neither library is imported here.
 
-Tensors are written without a copy, and read in place in private memory of the reader. A write through a read-only mapping would end the
-process, and torch has no read-only tensors. So a value with tensors is marked and mapped privately: a write copies its page. Only the
-storage is a buffer; all else is torch's own pickling.
+Tensors are written without a copy, and read in place. A write through a read-only mapping would end the process, and torch has no read-only
+tensors. So a value with tensors is marked, and the reader maps it privately: a write copies its page. Only the storage is a buffer; all
+else is torch's own pickling.
 
-Arrays of Arrow are pickled without the memory that a slice does not use. A slice has the buffers of the whole, which Arrow's own pickling
-writes. Here an array that uses less than it has is copied first. Dictionaries stay, since programs see them; so do children of dense unions
-and nested string views, which Arrow cannot cut.
+A slice of an Arrow array has the buffers of the whole array, which Arrow's own pickling writes. Here an array that uses less than it has is
+copied before it is pickled. Dictionaries stay whole, since programs see them; so do children of dense unions and nested string views, which
+Arrow cannot cut.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _is_cut(views: Any) -> bool:
 
 
 def _views(arrow: Any) -> tuple[Any, ...]:
-    """Types whose elements refer to shared buffers; None for those that this version lacks."""
+    """Types whose elements refer to shared buffers; None for a type that this version of Arrow lacks."""
     return (getattr(arrow, "Type_STRING_VIEW", None), getattr(arrow, "Type_BINARY_VIEW", None))
 
 

@@ -1,7 +1,7 @@
-"""Directories that are made once for all processes of a node, and removed when unused and others need the room.
+"""Directories that are made once for all processes of a node, and removed when they are unused and others need the room.
 
-A user holds a shared ``flock`` on the directory's ``lock`` for life; the remover needs an exclusive one. The maker also holds ``making``,
-since an exclusive ``lock`` would wait for all users. ``ready`` exists once ``content`` is complete.
+A user holds a shared ``flock`` on the directory's ``lock`` until it exits; the remover needs an exclusive one. The maker also holds
+``making``, since an exclusive ``lock`` would wait for all users. ``ready`` exists once ``content`` is complete.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CachedDirectory(NamedTuple):
 def use(root: str, name: str, make: Callable[[str], None], bytes_max: int) -> CachedDirectory:
     """Return the directory ``name`` below ``root``. If absent, ``make(path)`` fills it, in one process at a time.
 
-    Then the longest unused directories are removed, until all have ``bytes_max`` bytes. Raises what ``make`` raises.
+    Then the longest unused directories are removed, until all together have at most ``bytes_max`` bytes. Raises what ``make`` raises.
     """
     place = f"{root}/{name}"
     while True:
@@ -45,7 +45,7 @@ def use(root: str, name: str, make: Callable[[str], None], bytes_max: int) -> Ca
 
 
 def _complete(place: str, make: Callable[[str], None]) -> bool:
-    """Make a directory, under the shared lock, unless another process has; return whether this call did."""
+    """Make a directory under the shared lock, unless another process has made it; return whether this call did."""
     if os.path.exists(f"{place}/ready"):
         return False
     making = _open(place, "making")

@@ -1,7 +1,6 @@
-"""The TCP sockets of a transfer agent: one that others dial for values of this node, and one to each node with values for it.
+"""The TCP sockets of a transfer agent: one that others dial for values of this node, and one to each node with values for this node.
 
-A chunk is sent from where it lies, without a copy; ``sent`` returns when that memory may change. Frames may be lost: agents repeat
-requests, so ZeroMQ may reconnect by itself.
+A chunk is sent from its own memory, without a copy. Frames may be lost: agents repeat requests, so ZeroMQ may reconnect by itself.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ class _Source:
 class ChunkSockets:
     """The sockets of one agent, used by one thread that never waits in them.
 
-    ``bound`` is a listening TCP socket's descriptor, whose port outlives agents; else the agent listens at ``endpoint``. Keys without a
-    secret half are for measurements: nothing is encrypted, names are believed.
+    ``bound`` is the descriptor of a listening TCP socket whose port outlives agents; without it the agent listens at ``endpoint``. Keys
+    without a secret half are for measurements: nothing is encrypted, names are believed.
     """
 
     def __init__(self, context: Context, keys: KeyPair, endpoint: str, bound: int = -1) -> None:
@@ -259,7 +258,7 @@ def _encoded(*messages: Message) -> bytes:
 
 
 def _decoded(node: bytes, parts: list[Any]) -> Sequence[Received]:
-    """Return nothing for what no agent sends."""
+    """Decode a message of an agent; return nothing for a message that no agent sends."""
     if not parts or len(parts[0].buffer) > MESSAGE_BYTES_MAX:
         return ()
     try:

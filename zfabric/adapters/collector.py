@@ -1,7 +1,7 @@
 """Saves work of Python's cyclic garbage collector, which reads every container in each full pass.
 
-A program may have millions of refs, so they are hidden from the collector (``untrack``). It could never find garbage there: a cycle through
-a ref would go through its client, which lives until shutdown.
+A program may have millions of refs, so they are hidden from the collector (``untrack``). The collector could never free them: a cycle
+through a ref would go through the ref's client, which lives until shutdown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Encrypted TCP sockets between nodes: CURVE on each, and the authenticator, which decides whose keys may enter.
 
-The authenticator answers ZeroMQ's authentication protocol (ZAP) in the daemon's own loop. libzmq checks no key itself: without
-``ZAP_ENFORCE_DOMAIN``, set here, it would admit every peer while nobody answers.
+The authenticator answers ZeroMQ's authentication protocol (ZAP) in the daemon's own loop. libzmq checks no key: without
+``ZAP_ENFORCE_DOMAIN``, set here, libzmq would admit every peer while nobody answers.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _common(socket: Socket, keys: KeyPair, queued: int) -> None:
 def observe(context: Context, socket: Socket, name: str, events: int) -> Socket:
     """Return a socket from which ``failures`` reads what happens to connections of ``socket``. ``name`` is unique in the context.
 
-    Its queue is unbounded: libzmq's I/O thread would wait for room, for ever while the socket closes.
+    The queue is unbounded: libzmq's I/O thread would wait for room, for ever while the socket closes.
     """
     socket.monitor(f"inproc://{name}", events)
     observer = context.socket(zmq.PAIR)
@@ -147,7 +147,7 @@ def failures(observer: Socket) -> Iterator[str]:
 class Authenticator:
     """Answers whether the owner of a key may connect; one per context.
 
-    An unknown key may belong to a node that has just joined, so its connection waits for a newer table (``admit``) before it is refused.
+    An unknown key may belong to a node that has just joined. So its connection waits for a newer table (``admit``) before it is refused.
     """
 
     def __init__(self, context: Context) -> None:
@@ -206,7 +206,7 @@ class Authenticator:
 
 
 def _key_of(parts: list[bytes]) -> bytes:
-    """Return the key in a request ``[domain, address, routing id, mechanism, key]``, or an empty one."""
+    """Return the key in a request ``[domain, address, routing id, mechanism, key]``; empty if there is none."""
     if len(parts) != 5 or parts[0] != DOMAIN or parts[3] != b"CURVE" or len(parts[4]) != 32:
         return b""
     return z85.encode(parts[4])

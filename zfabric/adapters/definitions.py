@@ -1,7 +1,7 @@
 """Classes that travel by value: each process defines a class once, and later values find that definition.
 
-A class has an *identity*: 16 random bytes, drawn when the process that made it first pickles it. A pickle carries the identity, what the
-bare class is made of, and its contents. A process that has the class ignores the contents, so reading a value never changes a class. A
+A class has an *identity*: 16 random bytes, drawn when the process that made the class first pickles it. A pickle carries the identity, what
+the bare class is made of, and its contents. A process that has the class ignores the contents, so reading a value never changes a class. A
 class statement that runs again makes another class; old instances keep the old one.
 
 Code is an exception, in workers alone: a method that the program has replaced, or that shares variables with a function of the same pickle,
@@ -66,7 +66,6 @@ class _Identities:
         self._of: dict[int, tuple[Callable[[], Any], bytes]] = {}
         self._objects: dict[bytes, Callable[[], Any]] = {}
         self.packed: dict[bytes, Packed] = {}
-        """Definitions as they travel, by identity."""
         self.revisions: dict[bytes, Revision] = {}
         """Code by identity: as last pickled for classes made here, as last loaded for others."""
         self._made_here: set[bytes] = set()
@@ -110,12 +109,10 @@ class _Identities:
         return sys.maxsize if identity in self._made_here else 0 if known is None else known.number
 
     def find(self, identity: bytes) -> Any:
-        """Return the object of an identity, or None."""
         reference = self._objects.get(identity)
         return None if reference is None else reference()
 
     def add(self, thing: Any, identity: bytes) -> bytes:
-        """Give an object this identity, and return the identity."""
         number = id(thing)
 
         def forget(_: Any) -> None:
@@ -416,7 +413,7 @@ def set_constant(value: Any, state: tuple[type, str, Any]) -> None:
 
 
 def is_plain_error(kind: type[BaseException]) -> bool:
-    """Whether instances are their arguments and attributes, pickled as a call of the class."""
+    """Whether an instance consists of its arguments and attributes, and is pickled as a call of the class."""
     return (
         _inherits(kind, BaseException, "__reduce_ex__", "__reduce__")
         and isinstance(kind.__new__, types.BuiltinFunctionType)

@@ -130,7 +130,6 @@ def _key_value(key: bytes, value: bytes) -> dict[str, Any]:
 
 
 def _key(table: str, key: bytes) -> str:
-    """Names and "meta" keys are text; other keys are ids."""
     if table in ("name", "meta"):
         return key.decode("utf-8", errors="backslashreplace")
     return key.hex()

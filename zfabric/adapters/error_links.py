@@ -1,7 +1,7 @@
 """The exceptions behind a packed one: ``__cause__``, ``__context__`` and ``__suppress_context__``, which pickle drops.
 
-They become rows, the packed one first, then the nearest. Each is packed alone, so that an unpicklable or large one spoils no other; a
-member of a group is named by its place there. Links may form cycles. At a bound, links end.
+Exceptions become rows, the packed one first, then the nearest. Each is packed alone, so that an unpicklable or large one spoils no other; a
+member of a group is named by its place in the group. Links may form cycles. At a bound, links end.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _set_links(exception: BaseException, links: Links) -> None:
 
 
 def _links(exception: BaseException, packed: bool = True) -> Links:
-    """Return (cause, context, suppressed); with ``packed``, none if the exception's own bytes have them."""
+    """Return (cause, context, suppressed). With ``packed``, return none if the exception's own bytes have these links."""
     cause, context, suppressed = (_ATTRIBUTES[name].__get__(exception) for name in _NAMES)
     if packed and _is_loaded(exception):
         loaded = vars(exception)[_LOADED]

@@ -1,7 +1,7 @@
 """Removes directories with all that is in them, however deep and whatever their modes.
 
-Paths may be longer than the kernel accepts. So each directory is opened from the one above it. Few stay open at a time; a closed one is
-found again as ".." of the one in it.
+Paths may be longer than the kernel accepts, so each directory is opened from its parent. Few stay open at a time; a closed directory is
+found again as ".." of its child.
 """
 
 from __future__ import annotations
@@ -65,13 +65,11 @@ class _Removal:
                 self._leave()
 
     def close(self) -> None:
-        """Close all descriptors."""
         for level in self._levels:
             if level.descriptor >= 0:
                 os.close(level.descriptor)
 
     def note(self, error: OSError) -> None:
-        """Record an error about an entry that stays."""
         if self.error is None and not isinstance(error, FileNotFoundError):
             self.error = OSError(error.errno, error.strerror, self._path)
 

@@ -100,7 +100,7 @@ def and_failures(found: Sequence[Any], failure: Raises, count: int) -> Sequence[
 def run_to_its_end(generator: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that collects all values of a (plain or async) generator function.
 
-    It raises ``Unfinished`` if the generator raises after its first value.
+    The returned function raises ``Unfinished`` if the generator raises after its first value.
     """
 
     def items(*args: Any, **kwargs: Any) -> Any:
@@ -132,6 +132,6 @@ def run_to_its_end(generator: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def returning_all(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function``, or for a generator function one with all its values."""
+    """Return ``function``, or for a generator function, one that returns all its values."""
     yields = getattr(getattr(function, "__code__", None), "co_flags", 0) & YIELDS
     return run_to_its_end(function) if yields else function

@@ -95,7 +95,7 @@ def _is_escaped(text: bytes, index: int) -> bool:
 
 
 def _translate(text: bytes, anchored: bool) -> bytes:
-    """Translate a pattern: blocks of names, with any number of directories between blocks."""
+    """Translate a pattern into blocks of names, with any number of directories between blocks."""
     blocks: list[list[list[bytes]]] = [[[]]]
     """Tokens by block and name."""
     for token in _tokens(text, anchored):

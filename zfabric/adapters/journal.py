@@ -4,19 +4,18 @@ LMDB writes new pages beside the old ones and then replaces one root page, so a 
 ``kill -9``.
 
 **Durability.** "process": commits run inline without sync. They outlive every process, but a power loss may *corrupt* the store. So a stamp
-names the boot that wrote it; a store of another boot, or a damaged one (``adapters.store_check``), is renamed and reported, and a new one
-begun. "power": the caller puts rows, and a second thread makes the synced ``commit()`` (putting rows there, too, costs two hundred times as
-much).
+names the boot that wrote the store, and ``Journal.open`` begins a new store after another boot. "power": the caller puts rows, and a second
+thread makes the synced ``commit()`` (putting rows there, too, costs two hundred times as much).
 
 **The stamp is a file**, synced before the data file exists: LMDB trusts the file that it maps.
 
 **No write map**: ``writemap`` halves a tiny commit's price, but turns a full disk into a SIGBUS.
 
 **No locks of LMDB** (``lock=False``): a ``flock`` excludes other processes. A writer never reuses pages of the last committed state, so
-reads of it are safe until the commit after next begins. Reads during a commit share one snapshot of before.
+reads of that state are safe until the commit after next begins. Reads during a commit share one snapshot of the state before.
 
 **Full.** A failed commit is rolled back and reported, and the environment reopened (LMDB breaks after some failures). Since LMDB copies on
-write, a full map cannot even delete: transactions that only delete (or write to "meta") may grow it a little.
+write, a full map cannot even delete: transactions that only delete (or write to "meta") may grow the map a little.
 """
 
 from __future__ import annotations
@@ -110,8 +109,8 @@ class Journal:
         """Open or begin the store in the directory ``path``, which may grow to ``size`` bytes. ``thorough`` searches all of it for damage.
 
         Raises VersionMismatchError for an unknown format, ConfigError if ``path`` is no store, FabricError if another process has it open.
-        A damaged store, or an unsynced one of an earlier boot, is set aside (see ``report``); if ``in_use``, FabricError is raised, since
-        jobs need its rows.
+        A damaged store (``adapters.store_check``), or an unsynced one of an earlier boot, is renamed and reported (``report``), and a new
+        one begun. But if ``in_use``, FabricError is raised, since jobs need the rows.
         """
         boot = boot or boot_id()
         path = os.path.abspath(path)
@@ -225,8 +224,8 @@ class Journal:
     def _make_room(self, deleting: bool) -> None:
         """Limit the map to its size, or for a transaction that only deletes, to a little past its used part.
 
-        Only the second transaction after reuses freed pages. The one in between is the row of "meta" by which the control store tests
-        whether it can write again.
+        Freed pages are reused only by the second transaction after. The transaction in between is the row of "meta" by which the control
+        store tests whether it can write again.
         """
         size = self._size
         if deleting:
@@ -348,7 +347,7 @@ class ReadOnlyJournal(Journal):
 
 
 def _take_directory(path: str, former: int = -1) -> int:
-    """Make and lock the directory. Return the lock's descriptor, ``former`` if given."""
+    """Make and lock the directory. Return the lock's descriptor: ``former`` if given."""
     os.makedirs(path, mode=0o700, exist_ok=True)
     status = os.stat(path)
     if status.st_uid != os.geteuid():

@@ -33,7 +33,7 @@ def aligned_room(size: int) -> memoryview:
 class Mapping:
     """A mapping of ``size`` bytes of a file from ``offset``, a multiple of the page size. The file may be closed afterwards.
 
-    It is unmapped with its last view. Address and offset agree modulo 2 MiB, so huge pages stay huge. Raises OSError.
+    The memory is unmapped with its last view. Address and offset agree modulo 2 MiB, so huge pages stay huge. Raises OSError.
     """
 
     def __init__(self, descriptor: int, offset: int, size: int, writable: bool, private: bool = False) -> None:

@@ -1,7 +1,4 @@
-"""A journal in memory with the interface of ``Journal``, for tests and the simulator.
-
-With ``deferred``, a commit waits for ``complete``, as for the commit thread of "power".
-"""
+"""A journal in memory with the interface of ``Journal``, for tests and the simulator."""
 
 from __future__ import annotations
 
@@ -15,7 +12,10 @@ Rows = dict[str, dict[bytes, bytes]]
 
 
 class MemoryJournal:
-    """Tables as dictionaries. While ``full`` is not empty, commits fail for that reason."""
+    """Tables as dictionaries. While ``full`` is not empty, commits fail for that reason.
+
+    With ``deferred``, a commit waits for ``complete``, as for the commit thread of "power".
+    """
 
     report = ""
 
@@ -49,7 +49,7 @@ class MemoryJournal:
         return keys[index], self._rows[table][keys[index]]
 
     def commit(self, transactions: Sequence[Transaction], done: Done) -> None:
-        """As ``Journal.commit``; ``done`` is called at once, or in ``complete``."""
+        """As ``Journal.commit``."""
         while self._under_way:
             self.complete()
         self._under_way.append((transactions, done))

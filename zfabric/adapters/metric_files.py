@@ -1,7 +1,7 @@
 """Numbers of a program's own metrics, in one mapped file per process: counting sends no message, and survives a crash.
 
-A head has the bytes in use (8 bytes). Entries are ``(length of the name, name, padding, value)``: JSON, and a float64 at a multiple of 8
-bytes, which the processor writes at once. Only its process writes a file.
+A head has the bytes in use (8 bytes). Entries are ``(length of the name, name, padding, value)``: the name is JSON, the value a float64 at
+a multiple of 8 bytes, which the processor writes at once. Only its process writes a file.
 """
 
 from __future__ import annotations

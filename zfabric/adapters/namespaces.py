@@ -11,7 +11,7 @@ of each name that it uses. A worker that loads a snapshot compares:
   names are loaded again when they run next;
 - some are older, not of the program, or newer otherwise: the functions get a namespace of their own.
 
-Data is compared by content. Names whose data share a part (a model and its optimizer) are bound together or not at all.
+Names whose data share a part (a model and its optimizer) are bound together or not at all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SnapshotRow = tuple[str, bytes, int, int]
 ROWS_MAX = 4096
 """Most retained snapshots; each is used within the load that opens it."""
 PARTS_MAX = 50_000
-"""Most parts of a value to compare. A larger one counts as sharing with all others."""
+"""Most parts of a value to compare. A value with more counts as sharing with all others."""
 _MARK = "__zfabric_namespace__"
 _SCALARS = (int, float, str, bytes, bool, type(None), complex)
 WITHOUT_DATA = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
@@ -147,7 +147,7 @@ def mirror() -> None:
 
 
 def forget(modules: Iterable[str]) -> None:
-    """Unbind names of dropped modules, and names of what is theirs."""
+    """Unbind names of dropped modules, and names of objects of these modules."""
     dropped, space = set(modules), main()
     for name, value in list(space.names.items()):
         owner = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
@@ -258,7 +258,7 @@ def _groups(parts: dict[str, Any]) -> dict[str, int]:
 
 
 def key_of(rows: tuple[SnapshotRow, ...]) -> bytes:
-    """Return the key of a snapshot: a hash of its rows, 16 bytes."""
+    """Return a snapshot's key: a hash of its rows, 16 bytes."""
     return hashlib.blake2b(repr(rows).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -351,7 +351,7 @@ def _are_classes(rows: tuple[SnapshotRow, ...], names: frozenset[str]) -> bool:
 
 
 def _is_torn(rows: tuple[SnapshotRow, ...], status: dict[str, str]) -> bool:
-    """Whether data that shares parts is bound here only in part."""
+    """Whether only some of the names whose data share parts are bound here."""
     bound: dict[int, bool] = {}
     return any(group > 0 and bound.setdefault(group, status[name] is _BOUND) is not (status[name] is _BOUND) for name, _, _, group in rows)
 
@@ -362,7 +362,7 @@ def _is_torn(rows: tuple[SnapshotRow, ...], status: dict[str, str]) -> bool:
 def importable(named: Any) -> bool:
     """Whether this function or class travels by its name, since other processes can and should import it.
 
-    By value travels what they cannot import (what ``__main__`` or a function made), and contents of modules registered with
+    What they cannot import (what ``__main__`` or a function made) travels by value, as do contents of modules registered with
     ``cloudpickle.register_pickle_by_value``.
     """
     module = getattr(named, "__module__", None)

@@ -291,7 +291,7 @@ class NodeTransport:
         return True
 
     def _look(self, socket: Socket) -> None:
-        """Read a socket in the next turn if something has arrived: sending has consumed its signal."""
+        """Read a socket in the next turn if something has arrived: sending has consumed the socket's signal."""
         if zmq_poll([(socket, POLLIN)], 0):
             self._ready[int(socket.getsockopt(zmq.FD))] = None
 

@@ -1,7 +1,8 @@
 """Sets how many threads numeric libraries use in this process: OpenMP, OpenBLAS, MKL and torch.
 
-By default each takes all CPUs, in every worker. A library reads its variables when it loads, so they are set before user code loads; a
-loaded one is set by its own function. Values of the user, or of a ``runtime_env``, come first; ``OMP_NUM_THREADS`` counts for all.
+By default each library takes all CPUs, in every worker. A library reads its variables when it loads, so they are set before user code
+loads; a loaded library is set by its own function. Values of the user, or of a ``runtime_env``, come first; ``OMP_NUM_THREADS`` counts for
+all.
 
 OpenMP's limit is the calling thread's; other threads have the variable's value from when OpenMP was loaded.
 """

@@ -1,7 +1,7 @@
 """The program's own modules: installed nowhere, so their files may change while the program runs.
 
-Then a program states the files' state with each exported function (``stamp``). A worker that gets another state drops its own modules
-(``drop``), so that the function imports them anew.
+After a change, the program sends the state of these files with each exported function (``stamp``). A worker that gets another state unloads
+its own modules (``drop``), so that the function imports them anew.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def drop() -> list[str]:
 
 
 def _remove_outdated(file: str) -> None:
-    """Remove an outdated compiled file: Python takes it for current if the source's size and whole seconds are the same."""
+    """Remove an outdated compiled file: Python takes it for current if the source has the same size and the same whole second."""
     with contextlib.suppress(OSError, NotImplementedError):
         compiled = importlib.util.cache_from_source(file)
         if os.stat(compiled).st_mtime_ns < os.stat(file).st_mtime_ns:

@@ -110,7 +110,7 @@ def _chosen(root: str, top: str, excludes: Iterable[str]) -> Iterator[_Entry]:
 def ignore_lines(directory: str) -> list[bytes]:
     """Return the lines of a directory's pattern files.
 
-    Raises RuntimeEnvSetupError for an unusable one: what it excludes would be sent.
+    Raises RuntimeEnvSetupError for an unusable file: the files that it excludes would be sent.
     """
     return [line for name in ignore_files for line in _lines_of(f"{directory}/{name}")]
 
@@ -127,7 +127,7 @@ def _lines_of(path: str) -> list[bytes]:
 def read_regular(path: str, bytes_max: int) -> tuple[bytes, int]:
     """Return a regular file's content and mode. A file without a size, as in ``/proc``, is empty.
 
-    Never waits for a writer. Raises OSError, or RuntimeEnvSetupError if it is no file or too large.
+    Never waits for a writer. Raises OSError, or RuntimeEnvSetupError if the path is no regular file or too large.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -195,7 +195,7 @@ def _pack_entries(root: str, entries: Iterable[_Entry], bytes_max: int) -> bytes
 
 
 def _add(archive: zipfile.ZipFile, entry: _Entry, bytes_max: int) -> int:
-    """Add a file. Return the bytes of its content, at most ``bytes_max``: it may have grown."""
+    """Add a file. Return the bytes of its content, at most ``bytes_max``, since the file may have grown."""
     try:
         entry.name.encode()
     except UnicodeEncodeError:
@@ -236,7 +236,7 @@ def _shown(size: int) -> str:
 
 
 def unpack(archive: bytes | memoryview, directory: str) -> None:
-    """Unpack into an empty directory. Raises RuntimeEnvSetupError if invalid, or if it would write outside."""
+    """Unpack into an empty directory. Raises RuntimeEnvSetupError if the archive is invalid or would write outside."""
     try:
         _unpack(archive, directory)
     except _DAMAGED as error:

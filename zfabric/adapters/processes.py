@@ -1,7 +1,7 @@
 """Processes and the machine as the operating system sees them. Linux only.
 
 A child has its pid until we reap it. Any other process is named by (pid, start ticks) and referred to by a pidfd. Limits are those of this
-process, by CPU affinity and control groups (both versions).
+process: CPU affinity and control groups (both versions).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ FILES_WANTED = 65_536
 
 
 def open_files_max() -> int:
-    """Return how many files this process may open."""
+    """Return this process's limit of open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
@@ -323,7 +323,7 @@ def return_free_memory() -> None:
 
 
 def retain_free_memory(block: int, total: int) -> None:
-    """Have glibc retain freed blocks of up to ``block`` bytes, and ``total`` bytes at each heap's end, rather than return them."""
+    """Have glibc retain freed blocks of up to ``block`` bytes, and ``total`` bytes at each heap's end."""
     with contextlib.suppress(AttributeError):  # as above
         _libc.mallopt(_M_MMAP_THRESHOLD, block)
         _libc.mallopt(_M_TRIM_THRESHOLD, total)

@@ -5,8 +5,8 @@ A value without out-of-band buffers *is* its pickle (it starts with 0x80). One w
     tag (1) | padding (3) | count of buffers (u32) | length of the pickle (u64) | length of each buffer (u64 each)
     | the pickle | each buffer, at the next multiple of 64
 
-It is written straight into its place and read without a copy: arrays are read-only views, at every size, so that a program behaves alike
-with small and large ones. The tag marks torch tensors, whose reader needs private memory (``adapters.tensors``). In shared memory, one
+The value is written straight into its place and read without a copy. Arrays are read-only views at every size, so that a program behaves
+alike with small and large ones. The tag marks torch tensors, whose reader needs private memory (``adapters.arrays``). In shared memory, one
 numpy array stands between the memory and all views; its finalizer releases the memory with the last view, in any thread.
 
 Ids of refs inside precede the value (``protocol.inside``), for a restarted daemon.
@@ -150,7 +150,6 @@ def _scan(value: Any) -> int:
 
 
 def _is_plain_array(value: Any, kind: type) -> bool:
-    """Does not import numpy."""
     numpy = sys.modules.get("numpy")
     if numpy is None or kind.__module__ != "numpy" or kind in _REGISTERED:
         return False
@@ -222,8 +221,8 @@ class SerializedValue:
 class Outcome(NamedTuple):
     """The outcome of an object. ``status`` is one of ``protocol.messages`` (OK, ERROR, FAILED).
 
-    ``data`` is for ``deserialize``: bytes, or a memoryview of the value in the arena. ``release``
-    is None for bytes. For a view it must be called once, from any thread or finalizer, when the view is no longer used.
+    ``data`` is for ``deserialize``: bytes, or a memoryview of the value in the arena. ``release`` is None for bytes. For a view it must be
+    called once, from any thread or finalizer, when the view is no longer used.
     """
 
     status: int
@@ -305,12 +304,12 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 as_user: Callable[..., Any] = _call
-"""Calls what runs user code: that of values which are pickled or loaded. A worker sets it, so that such code can be interrupted."""
+"""Calls what runs user code of values that are pickled or loaded. A worker sets it, so that such code can be interrupted."""
 ARRAY_STREAMS_MAX = 256
 """Shapes of arrays for which the pickle is remembered."""
 PLAIN_MAX = 4096
 _BY_NAME = b"\x93"
-"""Opcode (``STACK_GLOBAL``) for a class or a function. Without it no user code runs."""
+"""Opcode (``STACK_GLOBAL``) for a class or a function. A pickle without it runs no user code."""
 
 
 def serialize_blindly(value: Any, how: int = _CLOUD) -> SerializedValue:
@@ -361,7 +360,7 @@ def _note_tensor() -> None:
 
 
 def _raised_by_handler(error: BaseException) -> bool:
-    """Whether a signal handler raised the error, which then is no error of the value."""
+    """Whether a signal handler raised the error; then the value is not to blame."""
     if threading.current_thread() is not threading.main_thread():
         return False
     handlers = [handler for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)]
@@ -711,7 +710,8 @@ def load_function(
 ) -> tuple[Callable[..., Any], Callable[[BaseException], bool]]:
     """Load a function, and a predicate for errors that cause another attempt.
 
-    A function that calls itself contains a remote function of itself, pickled before its id existed: that adopts the id and ``contained``.
+    A function that calls itself contains a remote function of itself, pickled before the id existed: the inner one adopts the id and
+    ``contained``.
     """
     found: list[Any] = []
     previous, _collecting.functions = _collecting.functions, found

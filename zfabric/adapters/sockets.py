@@ -1,8 +1,8 @@
 """Local sockets: each process receives on one ROUTER, sends to each peer by a DEALER or datagrams, and has a link to each peer.
 
-Connections are one-way, so any thread may send (under the owner's lock) while another waits in ``poll``. Paths are made from incarnations
-only. A small frame is a datagram unless a frame to its peer is in flight through ZeroMQ, so it overtakes none. A frame that a full socket
-refuses stays in its peer's backlog, in order. An empty datagram is an *alert*: it wakes its receiver for a frame still being made.
+Connections are one-way, so one thread may send while another waits in ``poll``. Paths are made from incarnations only. A small frame is a
+datagram unless a frame to its peer is in flight through ZeroMQ, so no frame overtakes another. A frame that a full socket refuses stays in
+its peer's backlog, in order. An empty datagram is an *alert*: it wakes its receiver for a frame still being made.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ DATAGRAMS_IN_A_ROW = 16
 """Most datagrams received before one frame of ZeroMQ."""
 
 ALERT = b""
-"""The datagram that only wakes its receiver."""
 ALERT_SECONDS = 0.0001
 """Longest time to look for the frame after an alert. A daemon makes it in a third of that."""
 
@@ -56,7 +55,7 @@ class Peer:
         self.socket: zmq.Socket[bytes] | None = None
         """Opened for the first frame through ZeroMQ."""
         self.admitted = False
-        """Whether it may have a socket although it is not registered (``Transport.admits``)."""
+        """Whether the peer may have a socket although it is not registered (``Transport.admits``)."""
         self.link = link
         self.long_way = 0
         """Number of the newest frame that went through ZeroMQ."""
@@ -64,7 +63,9 @@ class Peer:
 
 
 class Transport:
-    """All sockets of one incarnation. Sending and links need the owner's lock; one thread at a time may ``poll`` and ``receive``."""
+    """All sockets of one incarnation. Any thread may send; sending and links need the owner's lock. One thread at a time may ``poll`` and
+    ``receive``.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], directory: str, incarnation: bytes, config: Config) -> None:
         self.context = context
@@ -151,7 +152,7 @@ class Transport:
             raise refused
 
     def alert(self, incarnation: bytes) -> None:
-        """Wake a peer with an empty datagram, ahead of a probable frame."""
+        """Wake a peer ahead of a probable frame."""
         peer = self.peers.get(incarnation)
         if peer is not None:
             self._datagrams.send(peer.path, ALERT)

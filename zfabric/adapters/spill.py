@@ -1,7 +1,8 @@
 """Objects on disk: spilled ones, and ones for which the arena had no room.
 
-Each has a file, named by a number from the object store. It is renamed once it is whole *and the store has taken it over*: otherwise it may
-be half of a result. A header with size, id and checksum turns damage into an error. Nothing is synced: files need not outlive the machine.
+Each object has a file, named by a number from the object store. The file is renamed once it is whole *and the store has taken it over*:
+otherwise it may be half of a result. A header with size, id and checksum turns damage into an error. Nothing is synced: files need not
+outlive the machine.
 
 A payload begins at 64 bytes, as in the arena. Readers map a file privately, so writes stay their own; a deleted file's space is freed with
 the last mapping.
@@ -28,7 +29,7 @@ _OBJECT, _PARTIAL = ".object", ".partial"
 
 
 class SpillFiles:
-    """The files of the directory ``path``, for processes that write or read single files."""
+    """The files of the directory ``path``, for processes that write or read single files. All methods may raise OSError."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -40,7 +41,7 @@ class SpillFiles:
         return os.open(self._file(number, ending), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def fill(self, number: int, object_id: bytes, pieces: Iterable[bytes | memoryview]) -> None:
-        """Write an object into a file from ``SpillDirectory.make``. Raises OSError."""
+        """Write an object into a file from ``SpillDirectory.make``."""
         writer = self.begin(number)
         try:
             _fill(writer, object_id, pieces)
@@ -48,11 +49,11 @@ class SpillFiles:
             writer.close()
 
     def begin(self, number: int) -> SpillWriter:
-        """Begin to write an object, piece by piece. Raises OSError."""
+        """Begin to write an object, piece by piece."""
         return SpillWriter(os.open(self._file(number, _PARTIAL), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
 
     def map(self, number: int, size: int) -> memoryview:
-        """Map a whole file's payload privately. Raises OSError."""
+        """Map a whole file's payload privately."""
         try:
             descriptor = self._open(number, _OBJECT)
         except FileNotFoundError:

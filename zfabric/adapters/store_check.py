@@ -1,7 +1,8 @@
 """Checks a control store's data file for damage before LMDB maps it.
 
-LMDB trusts page numbers: a truncated file causes a SIGBUS. This module reads the file (LMDB 0.9's format, decision 0002) by system calls:
-both trees, each page once, each within the file; and rows, since one that a machine cannot process would crash every daemon.
+LMDB trusts page numbers: a truncated file causes a SIGBUS. This module reads the file (LMDB 0.9's format, decision 0002) by system calls.
+It checks both trees: each page is used once and lies within the file. It checks rows, since a row that a machine cannot process would crash
+every daemon.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Packs exceptions in the worker that raised them, and loads them in the process that gets the value.
 
 ``pack_error`` makes a pickled tuple of texts, with the pickled exception inside: texts can be read even where the exception cannot be
-loaded. ``load_error`` builds a ``TaskError`` that is also an instance of the raised class, by ``__new__``, since ``__init__`` has an
-unknown signature, and copies the state: attributes, and C-level members (``errno``, ``value``).
+loaded. ``load_error`` builds a ``TaskError`` that is also an instance of the raised class. It calls ``__new__``, since ``__init__`` has an
+unknown signature, and copies the state.
 
 An exception too large for a message becomes an object; the bytes have its id and a *cut* exception, in case the object had no room or is
 lost.
@@ -35,9 +35,9 @@ from zfabric.protocol.messages import OK
 TRACEBACK_BYTES_MAX = 32 * 1024
 """Longest remote traceback or error text: small enough if a million tasks fail."""
 ERROR_BYTES_MAX = 2**20
-"""Largest pickled exception in messages, which reach every process with dependent tasks. A larger one is an object."""
+"""Largest pickled exception in messages, which reach every process with dependent tasks."""
 ITEMS_BYTES_MAX = (64 * 1024, 1024)
-"""Largest argument or attribute of a cut exception; the second if the first still leaves it too large."""
+"""Largest argument or attribute of a cut exception; the second value counts if the first leaves the exception too large."""
 
 LINKED_TEXT_MAX = 1024
 NODE_DIGITS = 8
@@ -45,7 +45,7 @@ NODE_DIGITS = 8
 _PACKAGE = __file__.rpartition("/adapters/")[0] + "/"
 unfit: tuple[type[BaseException], ...] = (StopIteration, StopAsyncIteration, KeyboardInterrupt, SystemExit, GeneratorExit)
 """Classes that a TaskError never inherits from, nor from ``asyncio.CancelledError``: they would end the reader's generator, coroutine or
-program. ``as_ray`` takes off the first two: programs of Ray read a remote iterator up to ``except StopIteration``.
+program. ``as_ray`` removes the first two, since programs of Ray read a remote iterator up to ``except StopIteration``.
 """
 _READ_ONLY = re.compile(
     r"\b(array|destination|base|byte-swapped) is read-?only|read-?only (array|memory)|(buffer|object) is not writable"
@@ -117,8 +117,8 @@ class HeldRefs:
 
 
 def pack_error(exception: BaseException, facts: Mapping[str, Any]) -> tuple[bytes, HeldRefs]:
-    """Pack any exception. Return its bytes, and its refs, to be retained until another process has them. ``facts`` are plain data:
-    function, node, pid, attempt, …
+    """Pack any exception. Return its bytes, and its refs, which the caller retains until another process has them. ``facts`` are plain
+    data: function, node, pid, attempt, …
     """
     _hint(exception)
     contained: dict[bytes, None] = {}
@@ -211,7 +211,7 @@ def _cut_text(text: str, most: int = TRACEBACK_BYTES_MAX) -> str:
 def _packed(exception: BaseException) -> tuple[SerializedValue | None, bytes, str]:
     """Return (exception in the best form that survives a round trip or None, object id, reason).
 
-    Forms: the exception, its class and state, a part of its state. A cut one comes with the id of the whole, or why there is none.
+    Forms: the exception, its class and state, a part of its state. A cut exception comes with the id of the whole, or why there is none.
     """
     exception = _unwrapped(exception)
     data = _best(exception)
@@ -423,7 +423,6 @@ def load_error(data: bytes | memoryview) -> TaskError:
 
 
 def _load_linked(packed: error_links.Packed) -> BaseException:
-    """Load a linked exception; a FabricError with its class's name and text stands for one that fails."""
     name, text, pickled = packed
     loaded = None if pickled is None else _loaded(pickled)
     return loaded if loaded is not None else FabricError(f"{name}: {text}" if text else name)
@@ -542,10 +541,10 @@ _RAY_NAMES = {"function_name": "function", "pid": "pid", "traceback_str": ""}
 
 
 class _PlainTaskError(TaskError):
-    """A TaskError from a worker. It pickles as its original bytes."""
+    """A TaskError from a worker."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Do nothing: the state is copied."""
+        """Do nothing: ``load_error`` copies the state."""
 
     def __str__(self) -> str:
         text: str = vars(self)["_text"]

@@ -1,8 +1,8 @@
 """SIGTERM as a notice, in the processes of a node that is drained before it ends.
 
-Slurm and systemd send SIGTERM to all processes of a node at once. One process takes it as the notice (``zfabric start --block``) and drains
-the node, for which all others must live on. They have a handler that does nothing. With SIG_IGN the programs that tasks start would
-inherit it, and nobody could terminate them. Processes that a task forks, as ``multiprocessing`` does, get the default action back.
+Slurm and systemd send SIGTERM to all processes of a node at once. One process takes the signal as the notice (``zfabric start --block``)
+and drains the node; all others must live until then. They have a handler that does nothing: programs that tasks start would inherit
+SIG_IGN, and nobody could terminate them.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def is_disregarded() -> bool:
 
 
 def hold() -> None:
-    """If SIGTERM does nothing, block it until ``disregard``: programs that this process starts, or becomes, would end at it."""
+    """If SIGTERM does nothing, block it until ``disregard``: programs that this process starts, or becomes, would end at the signal."""
     if is_disregarded():
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
 
 
 def restore_in_forks() -> None:
-    """Have SIGTERM end later forked children of this process.
+    """Have SIGTERM end children that this process forks later, as ``multiprocessing`` in tasks does.
 
-    It is blocked while a thread forks: a child that received it before its handler is restored would miss it.
+    SIGTERM is blocked while a thread forks: a child that received the signal before its handler is restored would miss it.
     """
     if is_disregarded():
         os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

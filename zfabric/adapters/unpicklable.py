@@ -1,6 +1,6 @@
 """Finds what cannot be pickled: the path from a value to the part to blame.
 
-It pickles the value's children, goes into the first that fails too, and stops where none does, or at a bound.
+The search pickles the value's children, enters the first child that fails too, and stops where none fails, or at a bound.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def blame(value: Any, root: str) -> str:
 
 
 def trail(value: Any, root: str) -> list[tuple[str, Any]]:
-    """List the values that cannot be pickled, from ``value`` down to the part to blame, each with its path."""
+    """List the values that cannot be pickled, each with its path, from ``value`` down to the part to blame."""
     way, tries, seen = [(root, value)], 0, {id(value)}
     while len(way) <= DEPTH_MAX:
         path, value = way[-1]

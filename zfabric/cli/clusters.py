@@ -41,7 +41,7 @@ from zfabric.runtime.session import (
 )
 
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 0.1, 1.0
-"""Seconds between attempts to join (``--wait``), which grow."""
+"""Shortest and longest seconds between attempts to join (``--wait``), which grow."""
 _NODE_ID = re.compile("[0-9a-fA-F]{16}")
 
 
@@ -176,7 +176,7 @@ def start(
 
 
 def _repeat(begin: Callable[[], Launched], address: str, seconds: float) -> Launched:
-    """Call ``begin`` until the node has joined, for ``seconds``; print why it has not. Then raises the last error."""
+    """Call ``begin`` until the node has joined, for ``seconds``, and print why it has not. Then raise the last error."""
     from zfabric.runtime.cluster import reach  # Only nodes of several need it.
 
     until = time.monotonic() + seconds
@@ -243,7 +243,7 @@ def _cluster_settings(
     name: str,
     labels: tuple[tuple[str, str], ...],
 ) -> ClusterSettings | None:
-    """The settings of a node of several; None without --head and --address. Makes a new head's keys."""
+    """The settings of a node in a cluster of several; None without --head and --address. Makes a new head's keys."""
     if not head and not address:
         given = {
             "--key-file": key_file,
@@ -271,7 +271,7 @@ def _cluster_settings(
 
 
 def _check_store(path: str, settings: Config) -> None:
-    """Open the store as the daemon will, for an error at once."""
+    """Open the store as the daemon will, so that an error is shown at once."""
     try:
         journal = Journal.open(path, settings.control_store_bytes, settings.durability, thorough=True)
         journal.close()
@@ -317,13 +317,13 @@ def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
 
 
 def _name_of(node: JoinedNode) -> str:
-    """The node's name in its cluster, perhaps not the requested one."""
+    """The node's name in its cluster, which may differ from the requested one."""
     return next(str(row[2]) for row in node.node_table().rows if row[1] == node.number)
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """One ``start`` at a time: the second finds the first one's cluster."""
+    """Let one ``start`` run at a time: the second finds the first one's cluster."""
     path = f"{user_directory()}/starting"
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -571,7 +571,6 @@ def _print_status(session: Session, description: dict[str, Any], found: dict[str
 
 
 def _program_of(job: dict[str, Any]) -> str:
-    """A job's script and id to begin a line, or ""."""
     known = ", ".join(text for text in (job.get("script"), job.get("submission_id")) if text)
     return f"{known}, " if known else ""
 

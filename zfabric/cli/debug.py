@@ -108,7 +108,7 @@ def _answer(connection: socket, text: str, asked: bool) -> None:
 
 
 def _receive(connection: socket, pieces: SimpleQueue[tuple[str, bool] | None], left: threading.Event, reader: int) -> None:
-    """Put received text into ``pieces``; at the end, interrupt the wait for a line. In a thread."""
+    """In a thread: put received text into ``pieces``; at the end, interrupt the wait for a line."""
     asking = False
     for piece in _received(connection):
         asking = piece[1]

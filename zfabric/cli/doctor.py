@@ -1,6 +1,6 @@
 """``zfabric doctor``: checks whether this machine can run zfabric, with advice.
 
-A check yields findings; its own error is a problem, too. So each check imports what it examines.
+A check yields findings; an error in a check is a problem, too. So each check imports what it examines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MiB = 2**20
 MEMORY_MIN = 512 * MiB
 DISK_MIN = 256 * MiB
 FILES_MIN = 1024
-"""A few per worker and peer."""
+"""Each worker and peer takes a few."""
 PROCESSES_MIN = 256
 TRY_SECONDS = 30.0
 
@@ -117,7 +117,7 @@ def libraries() -> Iterator[Finding]:
 
 
 def satisfies(version: str, bound: str) -> bool:
-    """Whether a version is within ``>=…`` or ``<…``; pip checks others."""
+    """Whether a version is within ``>=…`` or ``<…``; pip checks other forms."""
     parsed = re.fullmatch(r"(>=|<)\s*([\d.]+)", bound)
     if parsed is None:
         return True
@@ -177,7 +177,7 @@ def memory() -> Iterator[Finding]:
 
 
 def huge_pages() -> Iterator[Finding]:
-    """Check huge pages: first writes of large arrays are several times as fast."""
+    """Check huge pages: with them, first writes of large arrays are several times as fast."""
     chosen = {}
     for name in ("enabled", "shmem_enabled"):
         try:

@@ -88,7 +88,7 @@ def tasks(address: str | None, ended: str | None, states: tuple[str, ...], limit
 
 
 def _with_memory(client: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add processes' memory in bytes; 0 on other nodes, perhaps of other machines."""
+    """Add processes' memory in bytes; 0 on other nodes, which may be other machines."""
     here = {row["name"] for row in client.query("nodes") if row.get("here")} if any("node" in row for row in rows) else set()
     ours = [not row.get("node") or row["node"] in here for row in rows]
     return [{**row, "memory_bytes": resident_bytes(row["pid"]) if row["pid"] and own else 0} for row, own in zip(rows, ours, strict=True)]
@@ -97,7 +97,6 @@ def _with_memory(client: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]
 def _with_nodes(
     headings: tuple[str, ...], cells: list[tuple[Any, ...]], rows: list[dict[str, Any]]
 ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    """Add a column of nodes, in a cluster of several."""
     if not any("node" in row for row in rows):
         return headings, cells
     return ("node", *headings), [(row.get("node", ""), *each) for row, each in zip(rows, cells, strict=True)]
@@ -183,7 +182,7 @@ def objects(address: str | None, ended: str | None, limit: int, as_json: bool) -
 
 
 def _show_left(address: str | None, ended: str, limit: int, as_json: bool) -> None:
-    """Values in an ended session's control store; others are lost."""
+    """Show values in an ended session's control store; others are lost."""
     with tables_of(address, ended) as tables:
         rows: list[dict[str, Any]] = [
             {"object_id": key.hex(), "size": len(value)} for key, value in islice(rows_of(tables, "object"), limit + 1)
@@ -199,7 +198,7 @@ def _show_left(address: str | None, ended: str, limit: int, as_json: bool) -> No
 
 
 def _show_ran(kind: str, address: str | None, ended: str, limit: int, as_json: bool) -> None:
-    """Tasks or calls from an ended session's events: table rows end with their job."""
+    """Show tasks or calls from an ended session's events, since rows in its tables end with their job."""
     with tables_of(address, ended) as tables:
         found = [event for event in trace_events(tables) if event["ph"] == "X" and event["cat"].split(",")[0] == kind]
     rows = [
@@ -323,7 +322,6 @@ def workers(address: str | None, as_json: bool) -> None:
 
 
 def _runs(row: dict[str, Any], running: dict[tuple[str, int], Activity]) -> str:
-    """A worker's task, or its actor's calls."""
     if not row["actor"] or row["task"]:
         return row["task"] or "-"
     activity = running.get((row.get("node", ""), row["pid"]))
@@ -356,7 +354,7 @@ def explain(subject: str, address: str | None, as_json: bool) -> None:
 
 
 def _explained(client: DriverClient, subject: str) -> tuple[dict[str, str], tuple[str, str, tuple[tuple[str, str], ...]]]:
-    """What ``subject`` names and (state, reason, facts), with an ended task's remains."""
+    """What ``subject`` names, and (state, reason, facts), with an ended task's remains."""
     try:
         found = find_one(client, subject)
     except UnknownSubject:
@@ -389,7 +387,7 @@ def _history(client: DriverClient, task: bytes) -> tuple[tuple[str, str], ...]:
 
 
 def find_one(client: DriverClient, subject: str, kinds: tuple[str, ...] = ()) -> dict[str, str]:
-    """The one thing that ``subject`` names: "id" (hex), "kind", "name"; preferably of ``kinds``, then an actor so called.
+    """The one thing that ``subject`` names: "id" (hex), "kind", "name"; preferably of ``kinds``, then an actor of that name.
 
     Raises ClickException if there is none, UsageError if there are several.
     """
@@ -408,7 +406,7 @@ def find_one(client: DriverClient, subject: str, kinds: tuple[str, ...] = ()) ->
 
 
 class UnknownSubject(click.ClickException):
-    """Nothing is known of what a user has named."""
+    """The user has named something unknown."""
 
     def __init__(self, subject: str) -> None:
         super().__init__(_why_unknown(subject))

@@ -38,7 +38,7 @@ class Source(NamedTuple):
     who: str
     lines: Lines
     names_job: bool
-    """Lines name their job: several programs share the cluster."""
+    """Lines name their job, because several programs share the cluster."""
 
 
 class Reading(NamedTuple):
@@ -48,7 +48,7 @@ class Reading(NamedTuple):
     offsets: dict[tuple[str, str], int]
     partial: dict[tuple[str, str], bytes]
     job: int | None
-    """Shows this job only; None: all jobs."""
+    """Only this job is shown; None: all jobs."""
     names_job: bool
 
 
@@ -87,7 +87,7 @@ def logs(address: str | None, ended: str | None, follow: bool, pid: int | None, 
 
 
 def _nodes(session: Session, ended: str | None, stack: contextlib.ExitStack) -> list[Node]:
-    """The nodes to show, the session's first. A lone one is not asked: its daemon may be dead."""
+    """The nodes to show, the session's first. A lone node is not asked: its daemon may be dead."""
     here = LocalLogFiles(session.logs)
     membership = None if ended else session.membership()
     if membership is None or len(membership.addresses) < 2:
@@ -99,7 +99,6 @@ def _nodes(session: Session, ended: str | None, stack: contextlib.ExitStack) -> 
 
 @contextlib.contextmanager
 def _named_if_silent(node: Node) -> Iterator[None]:
-    """Name a node that does not answer, and go on."""
     try:
         yield
     except FabricError as error:

@@ -15,7 +15,7 @@ from zfabric._version import __version__
 from zfabric.exceptions import ConfigError, FabricError
 
 INTERRUPTED = 130
-"""As shells exit after Ctrl-C."""
+"""The exit code after Ctrl-C, as of shells."""
 
 
 class CommandEntry(NamedTuple):
@@ -140,7 +140,7 @@ def program() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Exit code 2 for invalid arguments, else 1; each error is one line."""
+    """Run the command line. An error is one line, and exits with 2 for invalid arguments, else with 1."""
     try:
         _beginning.over()
         result: Any = program.main(arguments, prog_name="zfabric", standalone_mode=False)

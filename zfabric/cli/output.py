@@ -1,6 +1,6 @@
 """Output of commands: tables for people, one JSON document for programs.
 
-All output passes here, where nothing remains that a terminal would obey: names, labels and errors are other programs' texts. A test
+All output passes here, where anything that a terminal would obey is removed: names, labels and errors are other programs' texts. A test
 looks for other ways to print.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDE = 10_000
-"""Outside a terminal ``grep`` sees untruncated cells."""
+"""Columns outside a terminal, so that ``grep`` sees whole cells."""
 
 
 def echo(text: str = "", err: bool = False, nl: bool = True, **style: Any) -> None:

@@ -28,7 +28,7 @@ def verbose_option(function: Function) -> Function:
 
 
 class SshError(click.ClickException):
-    """ssh has failed; the exit code is its own."""
+    """ssh has failed; the command exits with ssh's exit code."""
 
     exit_code = SSH_FAILED
 
@@ -106,7 +106,6 @@ def _say(text: str) -> None:
 
 
 def _show(reports: list[HostReport], as_json: bool) -> None:
-    """Print a table of hosts."""
     if as_json:
         print_json([_document(report) for report in reports])
         return
@@ -129,7 +128,6 @@ def _document(report: HostReport) -> dict[str, Any]:
 
 
 def _fail(reports: list[HostReport], advice: str) -> None:
-    """Exit with 1 if a host has failed, and name the reasons."""
     failed = [report for report in reports if report.state == FAILED]
     if failed:
         lines = [f"{len(failed)} of {len(reports)} hosts failed", *(f"  {report.host}: {report.reason}" for report in failed)]

@@ -104,7 +104,6 @@ def run(
 
 
 def _meeting(rendezvous: str, key_file: str | None, run_id: str) -> Meeting:
-    """Where the ranks meet."""
     if is_cluster_address(rendezvous):
         parse_address(rendezvous)
         if key_file is None:

@@ -63,7 +63,7 @@ def session_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def kept_session(identifier: str) -> Session:
-    """The ended session whose id begins so, or the "last"."""
+    """The ended session whose id begins with this text, or the "last"."""
     sessions = kept_sessions()
     found = sessions[-1:] if identifier == "last" else [each for each in sessions if each.identifier.startswith(identifier)]
     if len(found) != 1:

@@ -69,7 +69,7 @@ def stack(subject: str | None, everything: bool, native: bool, sampled: float | 
 
 
 class Chosen(NamedTuple):
-    """A process to show. ``worker`` is a worker's row; ``far``: on another node than the asked one."""
+    """A process to show. ``worker`` is a worker's row; ``far``: on another node than the queried one."""
 
     node: TimelineNode
     pid: int

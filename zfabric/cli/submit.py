@@ -1,6 +1,6 @@
 """``zfabric submit``: run a program as ``python`` would, on a cluster that the command line describes.
 
-Options reach ``zf.init()`` by the environment (``ZFABRIC_ADDRESS``, ``ZFABRIC_SUBMIT``), also where the program never calls it; the
+Options reach ``zf.init()`` through the environment (``ZFABRIC_ADDRESS``, ``ZFABRIC_SUBMIT``), even if the program never calls it; the
 program's own arguments override them. A program without tasks starts no cluster.
 """
 
@@ -128,7 +128,7 @@ def submit(
 
 
 def _inside(script: str, directory: str) -> str:
-    """The program's path in its working directory, searched first."""
+    """The program's path in its working directory, which is searched first."""
     paths = [os.path.join(directory, script), os.path.abspath(script)]
     found = next((path for path in paths if os.path.exists(path)), paths[0])
     relative = os.path.relpath(found, directory)
@@ -138,7 +138,7 @@ def _inside(script: str, directory: str) -> str:
 
 
 def _compiled(script: str) -> Callable[[], types.CodeType]:
-    """Read the program now, for an error at once; compile it when it runs."""
+    """Read the program now, so that an error is shown at once; compile it when it runs."""
     try:
         path = os.path.abspath(script)
         with io.open_code(path) as file:
@@ -180,7 +180,8 @@ def run(
 ) -> NoReturn:
     """Run the program as ``__main__`` and exit as it does.
 
-    It stays ``__main__`` to the end (``runpy`` would restore it earlier): threads, exit handlers and pickled objects look it up.
+    The program stays ``__main__`` to the end (``runpy`` would restore the old module earlier): threads, exit handlers and pickled objects
+    look it up.
     """
     sys.argv = [script, *arguments]
     if not sys.flags.safe_path:  # The first entry is this command's directory.

@@ -43,7 +43,7 @@ def timeline(address: str | None, ended: str | None, output: str) -> None:
 
 @contextmanager
 def _file(path: str) -> Iterator[IO[str]]:
-    """A file that appears when complete; devices and pipes are written directly."""
+    """A file that appears when it is complete; devices and pipes are written directly."""
     if os.path.isdir(path):
         raise click.BadParameter(f"{path!r} is a directory", param_hint="-o")
     special = os.path.exists(path) and not os.path.isfile(path)

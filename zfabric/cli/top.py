@@ -23,7 +23,6 @@ from zfabric.runtime.lines import shown
 from zfabric.runtime.session import Session
 
 EVERY_SECONDS = 1.0
-"""Seconds between drawings."""
 LEFT_FOR_OTHERS = 14
 """Terminal lines that the tables leave free."""
 
@@ -61,7 +60,7 @@ def top(address: str | None, times: int | None) -> None:
 
 
 def _goes_on(session: Session, live: Live, error: FabricError) -> bool:
-    """Show why there is no answer; False if there will be none."""
+    """Show why there is no answer; return False if there will be none."""
     live.update(Text(f"no answer: {shown(str(error))}", style="yellow"), refresh=True)
     return session.alive()
 

@@ -1,7 +1,7 @@
 """The loop of ``zfabric autoscale``: observes a cluster and its jobs, has the policy decide, and submits and cancels jobs.
 
-It is a tool beside the cluster, which does not need it: nodes join and leave by themselves. Each turn tells all nodes what is requested
-(the query "autoscaler"), so that ``zfabric status``, ``explain`` and the warnings of programs name it.
+The cluster does not need this loop: nodes join and leave by themselves. Each turn sends all nodes what is requested (the query
+"autoscaler"), so that ``zfabric status``, ``explain`` and the warnings of programs name it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from zfabric.runtime.session import LOOPBACK, Session, user_directory
 
 _, _, STRICT_PACK, STRICT_SPREAD = GROUP_POLICIES
 TURN_SECONDS = 1.0
-"""Seconds between turns."""
 REPORT_SECONDS = 60.0
-"""For how long nodes believe a report: longer than a turn in which commands of a scheduler of jobs do not answer."""
+"""For how long nodes believe a report: longer than a turn in which a job scheduler's commands do not answer."""
 
 
 class ClusterEndedError(FabricError):
@@ -104,7 +103,7 @@ class Autoscaler:
 
     @contextmanager
     def _connected(self) -> Iterator[DriverClient]:
-        """A connection that lasts as long as it works."""
+        """A connection, reused until an error."""
         if self._client is None:
             self._client = attach(self._session, kind="tool")
         try:
@@ -128,7 +127,7 @@ class Autoscaler:
             os.close(descriptor)
 
     def _leave(self) -> None:
-        """Cancel the jobs that have not begun. Nodes leave by themselves once they are idle."""
+        """Cancel the jobs that have not begun."""
         for provider in self._providers:
             with suppress(ProviderError):
                 jobs = provider.states().items()
@@ -199,7 +198,7 @@ class Autoscaler:
         self._say_once("unmet", unmet and f"no kind of nodes can run tasks that ask for {unmet}")
 
     def _say_once(self, about: str, text: str, again: bool = True) -> None:
-        """Say something, unless the last text about it was the same (or, without ``again``, any); an empty one ends it."""
+        """Say something, unless the last text about it was the same (or, without ``again``, not empty). An empty text ends it."""
         last = self._said.get(about, "")
         self._said[about] = text
         if text and text != last and (again or not last):
@@ -211,7 +210,7 @@ def _joined(kind: str, nodes: int) -> str:
 
 
 def observed(client: DriverClient) -> tuple[list[WaitingWork], list[ObservedNode]]:
-    """What waits in a cluster, and its nodes. A node that has not answered has nothing free; one that is drained takes no work."""
+    """What waits in a cluster, and its nodes. A node that has not answered has nothing free; a drained one takes no work."""
     statuses, nodes = client.query("statuses"), client.query("nodes")
     labels = {row["node"]: {**row["labels"], NODE_ID: row["node"]} for row in nodes}
     by_node = {status["node"]: status for status in statuses}
@@ -229,7 +228,7 @@ def _work(row: Mapping[str, Any]) -> WaitingWork:
 
 
 def _bundles(group: Mapping[str, Any]) -> Iterator[WaitingWork]:
-    """The bundles of a placement group that are not reserved."""
+    """A placement group's bundles that are not reserved."""
     bundles = [(_units(bundle["resources"]), _terms(bundle["labels"])) for bundle in group["bundles"]]
     if group["strategy"] == STRICT_PACK:
         total: Counter[str] = Counter()

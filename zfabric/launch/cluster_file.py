@@ -1,11 +1,11 @@
 """The cluster file: which machines a cluster has, and what its nodes are started with. ``zfabric up`` and its siblings read it.
 
-The file is TOML. ``[cluster]`` has the cluster's name and how commands run on each machine, ``[head]`` its first node, and each
-``[[nodes]]`` further machines that have options in common. A key is a row of ``CLUSTER_KEYS``, ``HEAD_KEYS`` or ``NODES_KEYS``, which
-checks its value.
+The file is TOML. ``[cluster]`` has the cluster's name and how commands run on each machine, ``[head]`` the first node, and each
+``[[nodes]]`` further machines with common options. ``CLUSTER_KEYS``, ``HEAD_KEYS`` and ``NODES_KEYS`` have a row for each key, which checks
+its value.
 
-Who can write the file can run commands on all its machines. So a file that others can write is refused, as ssh refuses its own
-configuration then. Each error names the key, what was found there and what to write.
+Who can write the file can run commands on all its machines. So a file that others can write is refused, as ssh refuses such a
+configuration. Each error names the key, what was found there and what to write.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SECONDS_MAX = 10**7
 NODES_MOST = 10_000
 """Most nodes of a kind."""
 PYTHON = "python3"
-"""Python on each machine, unless the file names another one."""
+"""Python on each machine by default."""
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -43,7 +43,7 @@ class HostEntry(NamedTuple):
     """A machine of the file, which has one node of the cluster."""
 
     host: str
-    """As ssh is to be told: a name, an address or an alias of its configuration, perhaps with a user (``me@node1``)."""
+    """What ssh receives: a name, an address or an alias of its configuration, perhaps with a user (``me@node1``)."""
     head: bool
     python: str
     options: tuple[str, ...]
@@ -51,7 +51,7 @@ class HostEntry(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the node: that of the host, without a user."""
+        """The node's name: the host without a user."""
         return self.host.rpartition("@")[2]
 
 
@@ -65,7 +65,7 @@ class ClusterFile(NamedTuple):
     directory: str
     """The working directory on each machine, or ""."""
     network: Network | None
-    """The network by which the nodes reach each other; None: that by which ssh reaches the head."""
+    """The network by which the nodes reach each other; None: the one by which ssh reaches the head."""
     ssh: tuple[str, ...]
     """Options of ssh."""
     head: HostEntry
@@ -78,7 +78,7 @@ class ClusterFile(NamedTuple):
 
 
 class KindEntry(NamedTuple):
-    """A kind of nodes, and how one is got."""
+    """A kind of nodes, and where they come from."""
 
     kind: NodeKind
     provider: str
@@ -112,11 +112,11 @@ class FileKey(NamedTuple):
     example: str
     """A value, as TOML."""
     option: str = ""
-    """The option of ``zfabric start`` that the key sets. Its parsed value is then a tuple of texts, each for one such option."""
+    """The option of ``zfabric start`` that the key sets: once for each text of the parsed value, which is a tuple then."""
 
 
 def read_cluster_file(path: str) -> ClusterFile:
-    """Read a cluster file. Raises ConfigError if it cannot be read, others can write it, or it has something wrong."""
+    """Read a cluster file. Raises ConfigError if it cannot be read, others can write it, or something in it is wrong."""
     document, cluster = _begun(path)
     python = cluster.get("python", PYTHON)
     head = _section(path, "[head]", document.get("head"), HEAD_KEYS, ("host",))
@@ -145,7 +145,7 @@ def read_cluster_file(path: str) -> ClusterFile:
 
 
 def read_scaling_file(path: str) -> ScalingFile:
-    """Read the kinds of nodes of a cluster file, for ``zfabric autoscale``. Raises ConfigError as ``read_cluster_file`` does."""
+    """Read the kinds of nodes of a cluster file. Raises ConfigError as ``read_cluster_file`` does."""
     document, cluster = _begun(path)
     kinds = document.get("kinds", [])
     if not isinstance(kinds, list) or not kinds:
@@ -171,7 +171,7 @@ def read_scaling_file(path: str) -> ScalingFile:
 
 
 def _kind(path: str, title: str, section: Mapping[str, Any], found: Mapping[str, Any], cluster: Mapping[str, Any]) -> KindEntry:
-    """A kind of nodes. ``found`` has its values as they stand in the file."""
+    """A kind of nodes. ``found`` has its values as in the file."""
     provider = section["provider"]
     for key, needs in PROVIDER_KEYS.items():
         if key in section and provider != needs:
@@ -211,7 +211,7 @@ def _kind(path: str, title: str, section: Mapping[str, Any], found: Mapping[str,
 
 
 def _begun(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The file's content, and its section [cluster], parsed. Raises ConfigError."""
+    """The file's content, and its parsed section [cluster]. Raises ConfigError."""
     try:
         content = _content(path)
     except OSError as error:
@@ -277,7 +277,6 @@ def _entry(host: str, head: bool, section: Mapping[str, Any], python: str) -> Ho
 
 
 def _shown(value: Any) -> str:
-    """A value as it stands in the file, or nearly so."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -421,7 +420,7 @@ NODES_KEYS = {"hosts": FileKey(_hosts, '["node2", "node3"]'), **_ONE_NODE}
 PROVIDER_KEYS = {"sbatch": "slurm", "submit": "command", "states": "command", "cancel": "command"}
 """Keys that only one provider has."""
 KIND_TIMES = {"idle_timeout": ("--idle-timeout", "60"), "wait": ("--wait", "300"), "grace": ("--grace", "25")}
-"""Times of a kind in seconds: options of ``zfabric start``, and their values if the file has none."""
+"""Times of a kind in seconds: options of ``zfabric start``, and their defaults."""
 KIND_KEYS = {
     "name": FileKey(_cluster_name, '"small"'),
     "provider": FileKey(_provider, '"slurm"'),

@@ -1,7 +1,7 @@
 """What runs on a host of a cluster file: ``python -m zfabric.launch.host``, by ssh.
 
-A node of the cluster is found by the key file that it was started with, which has the cluster's name, and by its own name, which is that
-of its host. Other clusters of the user, and other nodes of this one, are left alone.
+A node of the cluster is found by the key file with which it was started, which has the cluster's name, and by its own name, which is that
+of its host. The user's other clusters, and other nodes of this one, are left alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STDOUT = 1
 
 
 def key_file(cluster: str) -> str:
-    """The key file of a cluster that was started by its cluster file: apart from those that users make."""
+    """The key file of a cluster that its cluster file started: not among those that users make."""
     return f"{os.path.dirname(default_key_file())}/clusters/{cluster}.key"
 
 
@@ -75,7 +75,7 @@ def _node_facts(session: Session) -> dict[str, Any]:
 def end(cluster: str, node: str, head: bool) -> list[str]:
     """End the nodes of this name, and remove the cluster's keys. Return the directories of their sessions.
 
-    The keys stay if this is not the ``head``, which has its own pair in this directory: machines may share it.
+    Without ``head``, the keys stay if this machine has the head's own pair in the same directory: machines may share the directory.
     """
     ended = [session.directory for session in list(nodes_of(cluster, node)) if stop(session)]
     path = key_file(cluster)
@@ -89,9 +89,10 @@ def end(cluster: str, node: str, head: bool) -> list[str]:
 
 
 def execute(cluster: str, node: str, command: Sequence[str]) -> int:
-    """Run a command as a program of the cluster. Return its exit code; 128 + n if signal n has ended it.
+    """Run a command as a program of the cluster, whose address is in ``ZFABRIC_ADDRESS``. Return its exit code; 128 + n if signal n has
+    ended it.
 
-    ``ZFABRIC_ADDRESS`` has the cluster. Programs beside this Python are found first, as in an activated environment.
+    Programs beside this Python are found first, as in an activated environment.
     """
     session = next(nodes_of(cluster, node), None)
     if session is None:
@@ -115,7 +116,7 @@ class CommandError(FabricError):
 
 
 def _run(command: Sequence[str]) -> int:
-    """Run a command as a shell does, since sshd has no exit code for one that a signal has ended.
+    """Run a command as a shell does, since sshd has no exit code for a command that a signal has ended.
 
     The command receives SIGHUP if the connection ends: without a terminal, the kernel sends none.
     """

@@ -1,17 +1,16 @@
 """How many nodes of each kind a cluster needs: the decisions of ``zfabric autoscale``, without I/O and without a clock.
 
-The shell (``autoscaler``) observes the cluster and the jobs that run its nodes, and calls ``ScalingPolicy.turn``. The answer says what to
-submit and what to cancel. Nodes leave by themselves once they are idle (``zfabric start --idle-timeout``), so nothing here ends a node that
-has joined.
+The shell (``autoscaler``) observes the cluster and the jobs that run its nodes, and calls ``ScalingPolicy.turn``, which returns what to
+submit and what to cancel. Nothing here ends a node that has joined: idle nodes leave by themselves (``zfabric start --idle-timeout``).
 
-A turn places what waits on the nodes that there are, then on those that are coming: jobs whose node has not joined. What is left needs new
-nodes, each of the first kind of the file that can run it and has not reached its maximum. Only tasks that could run now count: a task that
-waits for its arguments is no demand. Tasks that have waited for a moment only, or that the nodes run within ``WORTH_SECONDS``, need no
+A turn places the waiting work on the present nodes, then on the coming ones: those of jobs whose node has not joined. The rest needs new
+nodes, each of the first kind of the file that can run the work and has not reached its maximum. A task that waits for its arguments is no
+demand. Tasks of a shape whose oldest has waited less than ``YOUNG_SECONDS``, or that the nodes run within ``WORTH_SECONDS``, need no
 further node.
 
 Jobs that end before their node has joined are failures. After ``FAILURES_MOST`` in a row the kind is submitted again only after a pause,
-which doubles each time, and then one job at a time until a node joins. Where the state of jobs is unknown, since the scheduler of jobs does
-not answer, nothing is submitted or cancelled.
+which doubles each time, and then one job at a time until a node joins. While the job scheduler does not answer, the state of jobs is
+unknown, and nothing is submitted or cancelled.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from zfabric.protocol.scaling import KindReport
 PENDING, RUNNING = "pending", "running"
 """States of jobs. A job that has ended has none."""
 FAILURES_MOST = 3
-"""Jobs of a kind in a row that end before their node has joined, until a pause begins."""
+"""Failures of a kind in a row until a pause begins."""
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 60.0, 1800.0
 """The first pause, and the longest."""
 YOUNG_SECONDS = 1.0
-"""How long the oldest task of a shape waits until it is worth a node: a moment in a queue is no lack of nodes."""
+"""How long a shape's oldest task waits until it is worth a node: a moment in a queue is no lack of nodes."""
 WORTH_SECONDS = 10.0
-"""Work that the nodes that there are do within this time is not worth another node: starting one takes seconds."""
+"""Work that the present nodes do within this time is not worth another node: starting one takes seconds."""
 SURPLUS_SECONDS = 30.0
-"""How long nothing needs a pending job until it is cancelled: demand comes and goes."""
+"""How long nothing needs a pending job until the job is cancelled: demand comes and goes."""
 KIND_LABEL, JOB_LABEL = "zfabric-kind", "zfabric-job"
 """Labels of a node that a job runs: the name of its kind, and the id of the job."""
 
@@ -49,7 +48,7 @@ class NodeKind(NamedTuple):
     resources: Amounts
     labels: Labels
     min: int
-    """Nodes that stay even if they are idle."""
+    """Nodes that stay even if idle."""
     max: int
     """Most jobs at a time, joined or not."""
 
@@ -63,9 +62,9 @@ class WaitingWork(NamedTuple):
     tasks: int
     oldest_seconds: float
     mean_seconds: float | None
-    """How long one runs; None: nobody knows, or for ever."""
+    """How long a task runs; None: unknown, or for ever."""
     apart: str = ""
-    """Work with the same text is to be on different nodes: bundles of a group that is spread strictly."""
+    """Work with the same text goes to different nodes: bundles of a strictly spread group."""
 
 
 class ObservedNode(NamedTuple):
@@ -78,7 +77,7 @@ class ObservedNode(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What a turn decides on. ``jobs`` has each kind's jobs with their states, or a text that says why they are unknown."""
+    """What a turn decides on. ``jobs`` has the states of each kind's jobs, or a text: why they are unknown."""
 
     work: Sequence[WaitingWork]
     nodes: Sequence[ObservedNode]
@@ -98,9 +97,9 @@ class Decision(NamedTuple):
     cancel: Sequence[tuple[str, tuple[str, ...]]]
     """Kinds, and the pending jobs of each that nothing needs."""
     failed: Sequence[tuple[str, str]]
-    """Jobs that have ended before their node joined: (kind, id). The shell finds the reason (``ScalingPolicy.explain``)."""
+    """Jobs that ended before their node joined: (kind, id). The shell finds the reason (``ScalingPolicy.explain``)."""
     keep: tuple[str, ...]
-    """Nodes that are not to leave although they are idle."""
+    """Nodes that are to stay although they are idle."""
     unmet: tuple[WaitingWork, ...]
     """Work that no node and no kind can run."""
 
@@ -108,7 +107,7 @@ class Decision(NamedTuple):
 class _Job:
     def __init__(self, number: int) -> None:
         self.number = number
-        """The place in the order in which all jobs were found."""
+        """The place in the order in which jobs were found."""
         self.has_joined = False
         self.surplus_since: float | None = None
         self.is_cancelled = False
@@ -124,7 +123,7 @@ class _KindRecord:
         self.reason = ""
 
     def fail(self, now: float) -> None:
-        """Count a failure. Those of jobs submitted before a pause began do not prolong it."""
+        """Count a failure. Failures of jobs submitted before a pause began do not prolong the pause."""
         self.failures += 1
         if self.failures >= FAILURES_MOST and (self.paused_until is None or now >= self.paused_until):
             self.paused_until = now + self.next_pause
@@ -194,16 +193,16 @@ class ScalingPolicy:
             self._note(kind, job)
 
     def has_joined(self, kind: str, job: str) -> bool:
-        """Whether a job's node has joined. Where the scheduler of jobs is asked rarely, such a job may be listed as pending still."""
+        """Whether a job's node has joined. If the job scheduler is rarely asked, such a job may still be listed as pending."""
         found = self._records[kind].jobs.get(job)
         return found is not None and found.has_joined
 
     def explain(self, kind: str, reason: str) -> None:
-        """Note why a job has failed that a turn has counted."""
+        """Note why a job failed that a turn has counted as failed."""
         self._records[kind].reason = reason
 
     def refused(self, now: float, kind: str, reason: str) -> None:
-        """Note that jobs could not be submitted, and count that as a failure."""
+        """Note that jobs could not be submitted, which counts as a failure."""
         self._records[kind].reason = reason
         self._records[kind].fail(now)
 
@@ -247,7 +246,7 @@ class ScalingPolicy:
         )
 
     def report(self, now: float) -> tuple[KindReport, ...]:
-        """The state of all kinds, as of the last turn and what the shell has reported since."""
+        """The state of all kinds after the last turn and the shell's reports since."""
         return tuple(self._described(now, kind) for kind in self.kinds)
 
     def _described(self, now: float, kind: NodeKind) -> KindReport:
@@ -327,7 +326,7 @@ class ScalingPolicy:
 
 
 def can_run(kind: NodeKind, work: WaitingWork) -> bool:
-    """Whether a node of a kind can run a task of this work, with nothing else on it."""
+    """Whether an empty node of a kind can run a task of this work."""
     return accepts(_labels_of(kind), work.terms) and _covers(kind.resources, work.resources)
 
 
@@ -340,7 +339,7 @@ def _new_room(kind: NodeKind) -> _Room:
 
 
 def _could_take(room: _Room, work: WaitingWork) -> bool:
-    """Whether a node could run a task of this work if nothing else was on it."""
+    """Whether a node could run a task of this work if it were empty."""
     return accepts(room.labels, work.terms) and _covers(room.resources, work.resources)
 
 
@@ -349,10 +348,10 @@ def _covers(resources: Amounts, wanted: Amounts) -> bool:
 
 
 def _times(free: Amounts, wanted: Amounts) -> int:
-    """How often the amounts that are wanted fit into what is free."""
+    """How often the wanted amounts fit into the free ones."""
     return max(0, min(free.get(name, 0) // amount for name, amount in wanted.items()))
 
 
 def _turns(work: WaitingWork) -> int:
-    """How many tasks one after another are not worth another node."""
+    """How many tasks, one after another, are not worth another node."""
     return 1 if work.mean_seconds is None else max(1, int(WORTH_SECONDS / max(work.mean_seconds, 1e-3)))

@@ -1,8 +1,8 @@
-"""Where an autoscaler gets nodes from: processes of this machine, jobs of Slurm, or three commands of the user's.
+"""Where an autoscaler gets nodes: processes of this machine, jobs of Slurm, or three commands of the user's.
 
-A provider submits jobs, lists those that have not ended, and cancels those that wait. Each job runs ``zfabric start --block``: its node
-ends with it, and it ends with its node. A provider finds the jobs of an earlier autoscaler of the same cluster by their names, so it has no
-state that could be lost. Output of jobs, with the reason if one fails, is in ``directory``, one file per job.
+A provider submits jobs, lists those that have not ended, and cancels those that wait. Each job runs ``zfabric start --block``: job and node
+end together. A provider has no state that could be lost: it finds the jobs of an earlier autoscaler of the cluster by their names. Each job
+writes its output, with the reason if it fails, into a file of its own in ``directory``.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from zfabric.runtime.logs import tail
 from zfabric.runtime.session import user_directory
 
 COMMAND_SECONDS = 30.0
-"""Longest run of a command such as ``sbatch``: a scheduler of jobs that does not answer holds up nothing else for longer."""
+"""Longest run of a command such as ``sbatch``: a job scheduler that does not answer delays all else by at most this."""
 POLL_SECONDS = 15.0
-"""Seconds between two questions for the states of jobs, of which sites want few."""
+"""Seconds between two queries of the states of jobs: sites want few."""
 OUTPUTS_MOST = 20
-"""Files of ended jobs that are retained, the latest."""
+"""Output files of ended jobs that are retained, the latest."""
 REASON_MOST = 300
 """Most characters of a reason."""
 SHOWN_MOST = 80
-"""Most characters of a command, or of a word that it prints, in an error."""
+"""Most characters that an error shows of a command, or of a word that it prints."""
 OUTPUT = ".out"
 ERROR = "Error: "
 """Begins the line with which a command of zfabric fails."""
 
 
 class ProviderError(FabricError):
-    """A scheduler of jobs has refused a request, or has not answered."""
+    """A job scheduler has refused a request, or has not answered."""
 
 
 class JobInfo(NamedTuple):
@@ -64,16 +64,16 @@ class KindLaunch(NamedTuple):
     """Shell commands of the provider ``command``."""
 
     def words(self, job: str) -> str:
-        """The command of a node, as the shell reads it. ``job`` is the job's id, or what the shell makes it of."""
+        """The command of a node, as the shell reads it. ``job`` is the job's id, or a shell expression for it."""
         return f"{shlex.join(self.command)} --label {JOB_LABEL}={job}"
 
     def script(self, job: str) -> str:
-        """A shell script that becomes the node, unless a command before fails. ``job`` is as above."""
+        """A shell script that becomes the node, unless an earlier command fails. ``job`` is as above."""
         return "\n".join([*(f"{{ {command}\n}} || exit" for command in self.before), f"exec {self.words(job)}", ""])
 
 
 class Provider(Protocol):
-    """What an autoscaler needs of a scheduler of jobs. Each method raises ProviderError if that refuses or does not answer."""
+    """What an autoscaler needs of a job scheduler. Each method raises ProviderError if that refuses or does not answer."""
 
     directory: str
 
@@ -81,14 +81,14 @@ class Provider(Protocol):
         """Submit jobs of a kind; return their ids."""
 
     def states(self) -> dict[str, JobInfo]:
-        """The jobs of this cluster that have not ended, by id. An error means that nobody knows."""
+        """The states of this cluster's jobs that have not ended, by id. After an error they are unknown."""
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Cancel jobs. One that has ended meanwhile is no error."""
+        """Cancel jobs. A job that has ended meanwhile is no error."""
 
 
 class LocalProvider:
-    """Nodes as processes of this machine, for tests and for a machine that is shared with others."""
+    """Nodes as processes of this machine, for tests and for shared machines."""
 
     def __init__(self, cluster: str, kinds: Mapping[str, KindLaunch]) -> None:
         self.directory = f"{user_directory()}/autoscale-{cluster}"
@@ -97,7 +97,7 @@ class LocalProvider:
         _make(self.directory)
 
     def submit(self, kind: str, count: int) -> list[str]:
-        """Start processes. Each holds a lock on the file of its output while it runs, whoever started it."""
+        """Start processes. Each holds a lock on its output file while it runs, whoever started it."""
         return [self._start(kind) for _ in range(count)]
 
     def _start(self, kind: str) -> str:
@@ -115,7 +115,7 @@ class LocalProvider:
         return job
 
     def states(self) -> dict[str, JobInfo]:
-        """The jobs that run."""
+        """The running jobs."""
         _make(self.directory)
         self._children = [child for child in self._children if child.poll() is None]
         names = [name for name in os.listdir(self.directory) if name.endswith(OUTPUT)]
@@ -125,7 +125,7 @@ class LocalProvider:
         return {job: JobInfo(kind, RUNNING) for job in jobs if (kind := job.rpartition(".")[0]) in self._kinds}
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """Send SIGTERM to processes that run: their nodes are drained."""
+        """Send SIGTERM to processes: their nodes are drained."""
         for job in jobs:
             path = f"{self.directory}/{job}{OUTPUT}"
             with suppress(OSError, ValueError), open(path, "rb") as file:
@@ -135,7 +135,6 @@ class LocalProvider:
 
 
 def _is_locked(path: str) -> bool:
-    """Whether a process holds the lock on a file of output."""
     try:
         with open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -147,7 +146,7 @@ def _is_locked(path: str) -> bool:
 
 
 class PolledJobs:
-    """States of jobs, asked for at most every ``POLL_SECONDS``. For so long a new job counts as pending, even if it is not listed yet."""
+    """States of jobs, queried at most every ``POLL_SECONDS``. For so long a new job counts as pending even if it is not listed."""
 
     def __init__(self, ask: Callable[[], dict[str, JobInfo]]) -> None:
         self._ask = ask
@@ -157,7 +156,7 @@ class PolledJobs:
         """When each new job was submitted."""
 
     def states(self) -> dict[str, JobInfo]:
-        """The last known states. Raises ProviderError if the last question failed."""
+        """The last known states. Raises ProviderError if the last query failed."""
         now = time.monotonic()
         if now >= self._asked + POLL_SECONDS:
             self._asked = now  # Also if this is interrupted: whoever asks at the end does not wait again.
@@ -185,7 +184,7 @@ class SlurmProvider:
         self.directory = _shared_directory(cluster)
 
     def submit(self, kind: str, count: int) -> list[str]:
-        """Submit an array. Its jobs are not requeued: the autoscaler submits others if they are still needed."""
+        """Submit an array. Its jobs are not requeued: the autoscaler submits others if nodes are still needed."""
         launch = self._kinds[kind]
         _make(self.directory)
         command = [
@@ -232,12 +231,12 @@ class SlurmProvider:
 
 
 class CommandProvider:
-    """Nodes from any scheduler of jobs, by three shell commands of the user's.
+    """Nodes from any job scheduler, by three shell commands of the user's.
 
-    ``submit`` runs once per job, ``states`` prints a line ``ID pending`` or ``ID running`` for each job that has not ended, and ``cancel``
-    gets all ids at once. Ids are names that the provider gives: ``zf-CLUSTER.KIND-`` and six hexadecimal digits. In ``submit`` stand
-    ``{id}``, ``{kind}``, ``{start}`` (the command of the node, as shell words), ``{script}`` (the same as one word) and ``{output}`` (the
-    file from which a reason is read); in ``cancel`` stands ``{ids}``.
+    ``submit`` runs once per job. ``states`` prints a line ``ID pending`` or ``ID running`` for each job that has not ended. ``cancel`` gets
+    all ids at once. Ids are names that the provider gives: ``zf-CLUSTER.KIND-`` and six hexadecimal digits. ``submit`` may have ``{id}``,
+    ``{kind}``, ``{start}`` (the node's command, as shell words), ``{script}`` (the same as one word) and ``{output}`` (the file from which
+    a reason is read); ``cancel`` has ``{ids}``.
     """
 
     def __init__(self, cluster: str, kinds: Mapping[str, KindLaunch]) -> None:
@@ -247,7 +246,7 @@ class CommandProvider:
         self.directory = _shared_directory(cluster)
 
     def submit(self, kind: str, count: int) -> list[str]:
-        """Run the command for each job. If one fails, the earlier ones are found by their names."""
+        """Run the command for each job. If one fails, the earlier jobs are found by their names."""
         launch, jobs = self._kinds[kind], []
         _make(self.directory)
         for _ in range(count):
@@ -306,7 +305,7 @@ def start_command(python: str, address: str, key_file: str, kind: str, options: 
 
 
 def reason_of(provider: Provider, job: str) -> str:
-    """Why a job has failed: the last error in its output, else its last line, if it has one."""
+    """Why a job failed: the last error in its output, else its last line, if any."""
     lines = [line.strip() for line in tail(f"{provider.directory}/{job}{OUTPUT}").splitlines() if line.strip()]
     errors = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
     others = [line for line in lines if not line.isdecimal()]  # Without the pid of a process.
@@ -330,7 +329,6 @@ def _make(directory: str) -> None:
 
 
 def _sweep(directory: str, living: set[str]) -> None:
-    """Delete the output of ended jobs but the latest."""
     with suppress(FileNotFoundError):  # Another autoscaler sweeps, too.
         ended = [entry for entry in os.scandir(directory) if entry.name.endswith(OUTPUT) and entry.name not in living]
         for entry in sorted(ended, key=lambda entry: entry.stat().st_mtime)[:-OUTPUTS_MOST]:
@@ -338,7 +336,7 @@ def _sweep(directory: str, living: set[str]) -> None:
 
 
 def _filled(command: str, words: Mapping[str, str]) -> str:
-    """A shell command with its placeholders replaced, each as it stands; other braces are the shell's."""
+    """A shell command with its placeholders replaced as they stand; other braces are the shell's."""
     return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], found[0]), command)
 
 
@@ -367,6 +365,6 @@ def _run(command: str | Sequence[str], script: str = "") -> str:
 
 
 def _shown(text: str) -> str:
-    """A text for an error, on one line and cut: nodes take reports of a bounded length."""
+    """A text for an error, on one line and cut, since reports to nodes have a bounded length."""
     line = " ".join(text.split())
     return line if len(line) <= SHOWN_MOST else f"{line[:SHOWN_MOST]}…"

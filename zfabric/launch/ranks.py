@@ -1,4 +1,4 @@
-"""Ranks: which process of a run this one is, by the environment variables of what has started it.
+"""Ranks: which process of a run this one is, by the environment variables of the program that started it.
 
 A *run* is one ``zfabric run`` command that a batch system, or ``mpirun``, starts on each of some machines, and numbers from 0. No list of
 hosts is parsed, and no command of a batch system is called.
@@ -14,22 +14,24 @@ from typing import NamedTuple
 from zfabric.exceptions import ConfigError
 
 RANK, SIZE, RUN_ID = "ZFABRIC_RANK", "ZFABRIC_SIZE", "ZFABRIC_RUN"
-"""Where nothing else numbers the processes. The last two may complete what a starter leaves out."""
+"""Variables for where nothing else numbers the processes. The last two may complete what a starter leaves out."""
 RANKS_MAX = 10_000
 RUN_ID_CHARACTERS_MAX = 80
 _MIB = 2**20
 
 
 class Starter(NamedTuple):
-    """What starts the processes of a run, with its environment variables; "" where it has none."""
+    """What starts a run's processes, with its environment variables; "" where it has none."""
 
     name: str
     rank: str
     size: str
     run: tuple[str, ...]
-    """Together, those that are set name the run: no other run of this user, nor an earlier attempt of the same job, has the same values."""
+    """Together, the values of the variables that are set name the run: no other run of this user has them, nor an earlier attempt of the
+    same job.
+    """
     local_rank: str
-    """The number of the process on its machine."""
+    """The process's number on its machine."""
     command: str
     """How to start one process on each machine."""
     machines: str = ""
@@ -37,14 +39,14 @@ class Starter(NamedTuple):
     job_machines: str = ""
     """The number of the job's machines, also outside a run."""
     cpus: str = ""
-    """CPUs of this machine that the run has."""
+    """The run's CPUs on this machine."""
     memory: str = ""
-    """Its memory on this machine, in MiB."""
+    """The run's memory on this machine, in MiB."""
     shell: tuple[str, str] = ("", "set")
     """The variable and the value that mark a shell on one of the job's machines, which is no run."""
 
     def applies(self, environment: Mapping[str, str]) -> bool:
-        """Whether it has started this process."""
+        """Whether this starter has started this process."""
         return self.rank in environment and (not self.local_rank or self.local_rank in environment)
 
 
@@ -101,7 +103,7 @@ class Rank(NamedTuple):
     number: int
     size: int
     run: str
-    """A name for the run that can be that of a file, or "" if nothing names it."""
+    """A name for the run that a file can have, or "" if nothing names the run."""
     cpus: int | None = None
     memory: int | None = None
 
@@ -164,7 +166,6 @@ def _whole(name: str, environment: Mapping[str, str]) -> int:
 
 
 def _run_id(starter: Starter, environment: Mapping[str, str]) -> str:
-    """A name made of the starter's variables, or of ``RUN_ID``."""
     values = [environment[RUN_ID]] if environment.get(RUN_ID) else [value for name in starter.run if (value := environment.get(name))]
     text = "-".join(values)
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip(".")[:RUN_ID_CHARACTERS_MAX]

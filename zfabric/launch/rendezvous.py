@@ -7,7 +7,7 @@
     head           the head's address and version, or why there is none
     rank-N         that rank N has joined, or why it could not
 
-Rank 0 makes the directory, and it is its user's alone: it has the key. Another user may have made one of that name first, or a link; so
+Rank 0 makes the directory for its user alone, since it has the key. Another user may have made a directory or a link of that name first. So
 nothing is read or written before owner and mode are as expected. Files appear by ``rename``, whole.
 
 ``FixedAddress`` needs no common file system: the head's address was chosen, and its key file copied, before the run began.
@@ -36,22 +36,22 @@ from zfabric.runtime.cluster import REACH_SECONDS, default_address, parse_addres
 from zfabric.runtime.session import DAMAGED, Session
 
 NAME_SECONDS = 45.0
-"""Seconds for a new machine's name to be known: a name server of Kubernetes remembers for 30 s that a pod has none yet."""
+"""Seconds for a new machine's name to be known: a Kubernetes name server remembers for 30 s that a pod has none yet."""
 NAME_PAUSE_SECONDS = 0.5
 DEFAULT_BASE = "~/.cache/zfabric/run"
 OWNER, HEAD, KEY, RANK_PREFIX = "owner", "head", "cluster.key", "rank-"
 FILE_BYTES_MAX = 64 * 1024
 STALE_SECONDS = 30 * 24 * 3600.0
-"""Age at which a directory that another machine has made is removed: no batch job runs so long, and who waits in it has given up."""
+"""Age at which another machine's directory is removed: no batch job runs so long, and a rank that waits in it has given up."""
 FAILURE_SECONDS = 1.0
-"""Seconds for which a head that has failed waits until all ranks have read why."""
+"""Seconds for which a failed head waits until all ranks have read why."""
 LOOK_SECONDS = 0.1
-"""Seconds between looks into the directory: no event tells of other machines' files."""
+"""Seconds between looks into the directory: no event reports other machines' files."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class HeadOffer(NamedTuple):
-    """Where a rank joins: the head's address, and the file with the key."""
+    """Where a rank joins: the head's address, and the key file."""
 
     address: str
     key_file: str
@@ -190,7 +190,7 @@ class SharedDirectory:
         return HeadOffer(str(found["address"]), f"{self._path}/{KEY}")
 
     def report(self, rank: int, reason: str) -> None:
-        """Record why a rank cannot join, or that it has joined ("")."""
+        """Record that a rank has joined (""), or why it cannot."""
         with contextlib.suppress(OSError, ConfigError):  # The run has ended, or the directory is another user's.
             os.close(_checked(self._path))
             self._write(f"{RANK_PREFIX}{rank}", {"host": os.uname().nodename, **({"failure": reason} if reason else {})})
@@ -215,7 +215,6 @@ class SharedDirectory:
         return found if isinstance(found, dict) else None
 
     def _reported(self) -> set[int]:
-        """The ranks that have reported."""
         try:
             found = os.listdir(self._path)
         except FileNotFoundError:  # Somebody has cleaned up; ranks that have joined stay.
@@ -256,13 +255,13 @@ def _has_ended(owner: dict[str, Any], changed: float) -> bool:
 
 
 def _machine() -> str:
-    """A name for the processes that this one can see: of this boot, and of this container."""
+    """A name for the processes that this one can see: of this boot and container."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 
 def _checked(path: str) -> int:
-    """Open a directory that is this user's alone. Raises ConfigError if it is not, OSError for a link."""
+    """Open a directory that is this user's alone. Raises ConfigError for another, OSError for a link."""
     directory = os.open(path, _DIRECTORY)
     status = os.fstat(directory)
     reason = ""
@@ -294,7 +293,7 @@ def _unusable(path: str, error: OSError) -> ConfigError:
 def own_host(network: str) -> str:
     """Return this machine's address in ``network``, such as "10.1.0.0/16", or that of the default route for "".
 
-    Raises ConfigError if it has none, or if that is loopback, which other machines cannot reach.
+    Raises ConfigError if there is none, or if it is loopback, which other machines cannot reach.
     """
     if network:
         try:
@@ -314,7 +313,7 @@ def own_host(network: str) -> str:
 def host_of(name: str) -> str:
     """Return the address of a host, this machine, as a number.
 
-    Raises ConfigError if that is still unknown after ``NAME_SECONDS``, or loopback by a name of its own.
+    Raises ConfigError if the host's name is still unknown after ``NAME_SECONDS``, or loopback by a name of its own.
     """
     until = time.monotonic() + NAME_SECONDS
     while True:

@@ -1,11 +1,11 @@
 """``zfabric run``: one cluster on all machines of a job, for one program.
 
-Rank 0 is the head. It starts its node, waits until all ranks have joined, and runs the program there (``lead``). Every other rank joins
-(``follow``). All end with the program, whose exit code is that of rank 0; the others' is 0. Should rank 0 be killed, its node ends by its
+Rank 0 is the head: it starts its node, waits until all ranks have joined, and runs the program (``lead``). Every other rank joins
+(``follow``). All end with the program. Rank 0 exits with the program's code, the others with 0. If rank 0 is killed, its node ends by its
 lifeline, and all nodes with it.
 
-SIGTERM is a notice to all ranks: the program receives it and has the grace period, and the others wait for its end. No node is drained, as
-all of them go.
+SIGTERM is a notice to all ranks: the program receives it and has the grace period, and the others wait for its end. No node is drained,
+because all of them end.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from zfabric.runtime.session import RUN, ClusterSettings
 from zfabric.runtime.supervisor import ARENA_SHARE, COMMAND_ENDED, RESERVABLE_SHARE, arena_bytes
 
 JOIN_SECONDS = 300.0
-"""Seconds for all ranks to join, by default: interpreters that start on hundreds of machines at once wait for their file system."""
+"""Default seconds for all ranks to join: interpreters that start on hundreds of machines at once wait for their file system."""
 PATIENCE_SECONDS = 10.0
 """Seconds after which a rank prints what it waits for."""
 WORKERS_SHARE = 0.95
 """Share of a job's memory that workers may use, as of a machine's."""
 SIGNALLED = 128
-"""Exit code, less its number, of a program that a signal has ended, as of shells."""
+"""Exit code of a program that a signal has ended, less the signal's number, as of shells."""
 RANK_LABEL = "rank"
 _LISTED_MAX = 10
 
@@ -71,7 +71,7 @@ def settings_of(
     memory: int | None,
     object_store_memory: int | None,
 ) -> tuple[Config, dict[str, float], int]:
-    """Return the limits, resources and arena's bytes of a rank's node: as given, else what the run has on this machine."""
+    """Return the limits, resources and arena's bytes of a rank's node: as given, else the run's on this machine."""
     settings = Config.of(config)
     cpus = min(processes.cpu_count(), rank.cpus or processes.cpu_count()) if num_cpus is None else num_cpus
     arena = -1 if object_store_memory is None else object_store_memory
@@ -88,7 +88,7 @@ def settings_of(
 
 
 def run_alone(settings: RunSettings, command: Sequence[str]) -> int:
-    """Run a program on a cluster of this machine. Return its exit code, which is 128 + the number of the signal that has ended it."""
+    """Run a program on a cluster of this machine. Return its exit code; 128 + n if signal n has ended it."""
     _check_program(command)
     launched = _start(settings, None)
     try:
@@ -131,7 +131,7 @@ def _check_program(command: Sequence[str]) -> None:
 def _await_ranks(client: DriverClient, rank: Rank, meeting: Meeting, settings: RunSettings, nodes_min: int, begun: float) -> None:
     """Wait until all ranks have joined, or at least ``nodes_min`` if some fail or time is over. Raises FabricError if fewer have.
 
-    ``begun`` is when this rank did, on the monotonic clock.
+    ``begun`` is when this rank began, on the monotonic clock.
     """
     remind_at = begun + PATIENCE_SECONDS
     while True:
@@ -213,7 +213,7 @@ def follow(rank: Rank, meeting: Meeting, settings: RunSettings) -> int:
 
 
 def _joined(rank: Rank, meeting: Meeting, settings: RunSettings) -> Launched:
-    """Find the head and join it, as often as that takes. Raises ConnectionLostError when the time is over."""
+    """Find the head and join it, repeatedly if needed. Raises ConnectionLostError when the time is over."""
     begun = time.monotonic()
     shown = ""
     while True:
@@ -238,7 +238,7 @@ def _joined(rank: Rank, meeting: Meeting, settings: RunSettings) -> Launched:
 
 
 def _await_end(launched: Launched, settings: RunSettings) -> None:
-    """Wait for the end of a node. At SIGTERM or SIGINT it has the grace period, and ends at once at a second SIGINT."""
+    """Wait for the end of a node. At SIGTERM or SIGINT the node has the grace period; a second SIGINT ends it at once."""
     watch = ChildWatch()
     until = None
     while True:
@@ -259,13 +259,12 @@ def _await_end(launched: Launched, settings: RunSettings) -> None:
 
 
 def _node(rank: Rank, settings: RunSettings, host: str, port: int, address: str, key_file: str) -> ClusterSettings:
-    """The settings of a rank's node."""
     labels = ((RANK_LABEL, str(rank.number)),)
     return ClusterSettings(rank.number == 0, host, port, address, key_file, "", labels, "", settings.transfer_port)
 
 
 def _start(settings: RunSettings, cluster: ClusterSettings | None) -> Launched:
-    """Start this rank's node and wait until it has joined. Raises ConnectionLostError if it ends before that."""
+    """Start this rank's node and wait until it has joined. Raises ConnectionLostError if the node ends before."""
     launched = launch(kind=RUN, config=settings.config, resources=settings.resources, arena_size=settings.arena_size, cluster=cluster)
     try:
         seconds = PRELOAD_SECONDS if settings.config.preload else REGISTER_SECONDS

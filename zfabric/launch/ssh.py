@@ -1,11 +1,11 @@
 """Commands on other machines, by the program ssh.
 
 A machine runs its commands in the user's login shell, which must take the syntax of ``sh``: first those of the file (``before``), whose
-output goes to standard error, then ``cd``, then Python. The words of a command are quoted, so that they arrive as they are.
+output goes to standard error, then ``cd``, then Python. The words of a command are quoted, so they arrive unchanged.
 
-Nothing here makes a connection less safe than the user's own. ssh asks for no password (``BatchMode``), and accepts the hosts that the user
-has accepted: ``StrictHostKeyChecking`` is never set here. What is secret passes through standard input and output, never through arguments,
-which others can read, nor through ``trace``.
+No connection is less safe than the user's own. ssh asks for no password (``BatchMode``), and accepts only hosts that the user has accepted:
+``StrictHostKeyChecking`` is never set here. Secrets pass through standard input and output, never through arguments, which others can read,
+nor through ``trace``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from zfabric.launch.cluster_file import ClusterFile, HostEntry
 AT_A_TIME = 8
 """Connections at a time: sshd refuses some of more than ten that have not logged in (``MaxStartups``), and a jump host has all of them."""
 ANSWER_SECONDS = 120.0
-"""Seconds for a command: a node starts in 2 s, its machine may be busy, and its disk slow."""
+"""Seconds for a command: a node starts in 2 s, but its machine may be busy, and its disk slow."""
 SSH_FAILED = 255
-"""The exit code of ssh if it is its own failure."""
+"""ssh's exit code for its own failures."""
 _DEFAULTS = ("-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=10")
-"""After the user's options, since ssh takes the first value of an option."""
+"""They stand after the user's options, since ssh takes the first value of an option."""
 _BEGIN = "--- zfabric ---"
 """The line before a command's own output: login scripts may print some, too."""
 
@@ -41,7 +41,7 @@ def _nothing(text: str) -> None:
 
 
 class Reply(NamedTuple):
-    """What a command on a host has answered."""
+    """A host's answer to a command."""
 
     code: int
     output: str
@@ -70,8 +70,8 @@ class Ssh:
     def run(self, entry: HostEntry, words: Sequence[str], first: str = "", text: str = "") -> Reply:
         """Run a command; return its answer.
 
-        ``words`` are arguments of the host's Python, or none. ``first`` is a shell command to run before. ``text`` is the standard input
-        of both.
+        ``words`` are arguments of the host's Python, or none. ``first`` is a shell command to run before. ``text`` is the standard input of
+        both.
         """
         command = remote_command(self.cluster, entry, words, f"printf '%s\\n' '{_BEGIN}'", first)
         # A connection that persists would hold the pipes below open.
@@ -96,7 +96,7 @@ class Ssh:
         return Reply(process.returncode, output.partition(f"{_BEGIN}\n")[2], errors)
 
     def _arguments(self, entry: HostEntry, own: Sequence[str], command: str) -> list[str]:
-        """The arguments of ssh for a command. Its options that are ``own`` cannot be overridden by the file."""
+        """The arguments of ssh for a command. The file cannot override the options in ``own``."""
         arguments = ["ssh", *own, "-o", "BatchMode=yes", *self.cluster.ssh, *_DEFAULTS, "--", entry.host, command]
         self._trace(shlex.join(arguments))
         return arguments
@@ -104,7 +104,7 @@ class Ssh:
     def on_all(self, entries: Sequence[HostEntry], function: Callable[[HostEntry], Result], changing: bool = True) -> list[Result]:
         """Call ``function`` for each host, for several at a time; return the results in order.
 
-        If that is interrupted, calls that have begun are awaited: what they change over there is complete then. Those that are not
+        If interrupted, this waits for the calls that have begun, so that what they change on the hosts is complete. Calls that are not
         ``changing`` anything are given up.
         """
         executor = ThreadPoolExecutor(AT_A_TIME)
@@ -144,7 +144,7 @@ class Ssh:
 
 
 def remote_command(cluster: ClusterFile, entry: HostEntry, words: Sequence[str], *steps: str) -> str:
-    """A command line for the login shell of a host: what the file has to be run first, ``steps``, then Python with ``words``."""
+    """A command line for a host's login shell: the file's commands, ``steps``, then Python with ``words``."""
     parts = [f"{{ {command}\n}} </dev/null >&2" for command in cluster.before]
     if cluster.directory:
         parts.append(f"cd -- {_path(cluster.directory)}")
@@ -155,13 +155,13 @@ def remote_command(cluster: ClusterFile, entry: HostEntry, words: Sequence[str],
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill ssh, and the proxy that it may have started."""
+    """Kill ssh, and the proxy that ssh may have started."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _path(path: str) -> str:
-    """A quoted path, which may begin in the home directory of that machine."""
+    """A quoted path, which may begin in that machine's home directory."""
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 

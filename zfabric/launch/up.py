@@ -1,8 +1,8 @@
 """``zfabric up``, ``down`` and ``nodes --file``: a cluster on the hosts of a file.
 
-Nothing is remembered here: the hosts are asked each time what runs there. So ``up`` can be repeated, from any machine, and starts what is
-missing. All hosts are checked before the first node starts. The cluster's key passes from the head to the other hosts through the memory of
-this process.
+Nothing is remembered here: each time the hosts are asked what runs there. So ``up`` can be repeated, from any machine, and starts what is
+missing. All hosts are checked before the first node starts. The cluster's key passes from the head to the other hosts through this
+process's memory.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from zfabric.launch.ssh import SSH_FAILED, Reply, Ssh
 from zfabric.protocol.names import counted
 
 JOIN_SECONDS = 15
-"""Seconds for a node to reach a head that runs already."""
+"""Seconds for a node to reach a running head."""
 RUNNING, STARTED, STOPPED, ABSENT, FAILED = "running", "started", "stopped", "not running", "failed"
-"""States of a host in a report."""
 _SAME = ("Python", "cloudpickle")
-"""Whose versions must be the head's; zfabric's must be that of this machine."""
+"""Versions that must be the head's; zfabric's must be this machine's."""
 _PROBE = """
 import json, sys
 sys.path = [each for each in sys.path if each]
@@ -54,9 +53,8 @@ class HostReport(NamedTuple):
     head: bool
     state: str
     reason: str = ""
-    """Why it failed."""
     facts: dict[str, Any] = {}
-    """Of a node that runs: session, node (its id), address, resources."""
+    """Of a running node: session, node (its id), address, resources."""
 
 
 def check(ssh: Ssh, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
@@ -76,7 +74,7 @@ def _probe(ssh: Ssh, entry: HostEntry) -> Reply:
 
 
 def _facts(reply: Reply) -> dict[str, Any]:
-    """The facts that a host has answered; none if it has failed."""
+    """The facts that a host has answered; none if it failed."""
     try:
         found = json.loads(reply.output)
     except ValueError:
@@ -143,10 +141,10 @@ def _is_loopback(address: str) -> bool:
 
 
 def up(ssh: Ssh, say: Callable[[str], None]) -> list[HostReport]:
-    """Start the nodes that are missing, the head first; report all hosts.
+    """Start the missing nodes, the head first; report all hosts.
 
-    A node that fails is reported, and the others stay. Raises HostsError if a host cannot be used, and nothing is started then, or if the
-    head does not start. If this is interrupted, it ends the nodes that it has started.
+    A node that fails is reported, and the others stay. Raises HostsError if a host cannot be used, before anything is started, or if the
+    head does not start. If interrupted, it ends the nodes that it has started.
     """
     hosts = check(ssh, say)
     begun: list[HostEntry] = []
@@ -161,7 +159,7 @@ def up(ssh: Ssh, say: Callable[[str], None]) -> list[HostReport]:
 
 
 def _start_missing(ssh: Ssh, hosts: dict[str, dict[str, Any]], begun: list[HostEntry], say: Callable[[str], None]) -> list[HostReport]:
-    """Start the nodes that are missing. ``begun`` receives the hosts where one was."""
+    """Start the missing nodes. ``begun`` receives their hosts."""
     cluster = ssh.cluster
     head = hosts[cluster.head.host]
     report = _running(cluster.head, head)
@@ -222,13 +220,12 @@ def _join_all(
 
 
 def _running(entry: HostEntry, found: dict[str, Any]) -> HostReport | None:
-    """The report of a host whose node runs, or None."""
     nodes = [each for each in found["nodes"] if each.get("address")]
     return HostReport(entry.host, entry.head, RUNNING, facts=nodes[0]) if nodes else None
 
 
 def _start(ssh: Ssh, entry: HostEntry, found: dict[str, Any], options: Sequence[str], key: str = "") -> HostReport:
-    """Start a node. ``key`` is the content of the key file, if the host has yet to get it."""
+    """Start a node. ``key`` is the key file's content, if the host does not have it yet."""
     path = str(found["key_file"])
     words = ["-P", "-m", "zfabric", "start", "--json", "--name", entry.name, "--key-file", path, *options, *entry.options]
     reply = ssh.run(entry, words, first=_write(path, entry.name) if key else "", text=key)

@@ -33,10 +33,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class _Answer(JSONResponse):
-    """JSON with lone surrogates as text: names of files that are not UTF-8 have such."""
+    """JSON with lone surrogates as text, since names of files that are not UTF-8 have such."""
 
     def render(self, content: Any) -> bytes:
-        """Encode an answer."""
         text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return _SURROGATES.sub(lambda found: rf"\\u{ord(found[0]):04x}", text).encode()
 
@@ -140,7 +139,7 @@ def _id(request: Request) -> str:
 
 
 def _lines(request: Request) -> tuple[int, int | None, str, int, str]:
-    """What selects lines: number, pid, text, job, function."""
+    """The selection of lines: number, pid, text, job, function."""
     job, function = _number(request, "job", 0, 2**32), request.query_params.get("function", "")[:TEXT_MOST]
     return _number(request, "since", 0), _pid(request), _text(request), job, function
 

@@ -1,6 +1,6 @@
 """The page's connections: how many, and how long one may be silent.
 
-A connection is *idle* unless a request of it is being answered, and closed after ``IDLE_SECONDS``. If there are too many, a new one
+A connection is *idle* unless one of its requests is being answered, and closed after ``IDLE_SECONDS``. If there are too many, a new one
 replaces the one idle for longest: silent ones keep nobody out.
 """
 
@@ -28,7 +28,7 @@ class Connections:
         self._most = most
         self._open: dict[Peer, asyncio.Transport] = {}
         self._idle: dict[Peer, asyncio.TimerHandle] = {}
-        """Timers that close them, longest idle first."""
+        """Timers that close idle connections, longest idle first."""
 
     def protocol(self) -> type[asyncio.Protocol]:
         """Make an HTTP protocol that counts its connections here."""
@@ -94,7 +94,7 @@ class Connections:
 
 
 class PageLoop(asyncio.SelectorEventLoop):
-    """Waits for TLS no longer than for a request."""
+    """An event loop that waits for TLS no longer than for a request."""
 
     async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
         """Create a server as every loop does."""

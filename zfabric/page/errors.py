@@ -13,7 +13,7 @@ TASKS_MOST = 10
 PLACES_MOST = 1_000
 """Most groups; the oldest are dropped."""
 SEEN_MOST = 100_000
-"""Remembered failed tasks, so that none counts twice."""
+"""Failed tasks that are remembered, so that none counts twice."""
 _FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.M)
 _OF_OTHERS = re.compile(r"(^<frozen )|/site-packages/|/lib/python3\.\d+/")
 

@@ -62,7 +62,7 @@ class _Drawn:
         self._known = {node["id"] for node in self._nodes}
 
     def node(self, attempt: Attempt) -> str:
-        """Add what ran, and return its id."""
+        """Add an attempt, and return its node's id."""
         name = attempt.task.hex()
         if name not in self._known:
             self._known.add(name)
@@ -72,13 +72,12 @@ class _Drawn:
         return name
 
     def edge(self, source: str, to: str, kind: str) -> None:
-        """Add an edge."""
         if [source, to, kind] not in [list(edge) for edge in self._edges]:
             self._edges.append([source, to, kind])
 
 
 def _prefixes(task: bytes, numbers: Sequence[int]) -> set[bytes]:
-    """Id prefixes of a task's children, without the job: a call may be of another job than its actor."""
+    """Id prefixes of a task's children, without the job, since a call may be of another job than its actor."""
     tries = {first_attempt(0, number) + attempt for number in {0, *numbers} for attempt in range(TRIES)}
     return {child_prefix(b"", task, 0, salt_of(attempt)) for attempt in tries}
 
@@ -89,7 +88,7 @@ def _children(task: bytes, attempts: Sequence[Attempt], numbers: Sequence[int]) 
 
 
 def _parent(task: bytes, attempts: Sequence[Attempt], numbers: Sequence[int]) -> Attempt | None:
-    """What submitted this, if it has ended."""
+    """The attempt that submitted this task, if that attempt has ended."""
     began = min((each.start for each in attempts if each.task == task), default=float("inf"))
     before = (
         each

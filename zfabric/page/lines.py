@@ -16,7 +16,7 @@ LINES_MOST = 5_000
 FIRST_BYTES = 64 * 1024
 """How far back reading begins."""
 FOLLOWED_SECONDS = 3.0
-"""New lines were just written, if checks are no further apart than this."""
+"""New lines count as just written if checks are no further apart."""
 NAMES_MOST = 500
 """Most functions to choose from."""
 PARTIAL_MOST = 64 * 1024
@@ -26,8 +26,8 @@ PARTIAL_MOST = 64 * 1024
 class Line(NamedTuple):
     """A line of output. ``number`` counts all lines read.
 
-    ``at`` (seconds since 1970) is when the line was written, by its mark or if read soon after; else 0. ``job`` is the worker's, 0 if
-    unknown.
+    ``at`` is when the line was written (seconds since 1970), by its mark or because it was read soon after; else 0. ``job`` is the
+    worker's, 0 if unknown.
     """
 
     number: int

@@ -1,6 +1,6 @@
 """Metrics for Prometheus, of the cluster and of the program (``zfabric.util.metrics``).
 
-Each node serves its own. Only a scrape asks or adds up anything; durations count from the first one on.
+Each node serves its own. Only a scrape queries or adds up anything; durations count from the first scrape on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ GAUGES = frozenset(
 )
 """Statistics that go up and down; others grow until the daemon restarts."""
 NEVER_YET = {"lost_with_nodes": 0, "retries": 0, "workers_died": 0}
-"""Counters that are 0 before the first time, for right rates."""
+"""Counters shown as 0 before they first count, so that rates are right."""
 STORE_COUNTERS = frozenset(
     ("spills", "restores", "evictions", "recalls", "refused", "full", "copies_dropped", "written_on_disk", "read_on_disk"),
 )
@@ -50,7 +50,7 @@ STORE_COUNTERS = frozenset(
 SCRAPERS_MAX = 16
 """Most scrapers at once, each with a thread."""
 SILENCE_SECONDS = 10.0
-"""Seconds in which a scraper's request must be whole."""
+"""Seconds within which a scraper's whole request must arrive."""
 
 
 def exposition(views: Views) -> bytes:

@@ -1,4 +1,4 @@
-"""Who may see the page: whoever has its address's token, from this machine only unless there is a certificate.
+"""Who may see the page: whoever has the token in its address, from this machine only unless there is a certificate.
 
 The token is exchanged for a cookie, and so leaves the address bar. Each request's Host is checked, since another site's name may lead to
 127.0.0.1; ``SameSite`` keeps other sites from using the cookie. Only a page with changes accepts POST, with a second token in a header that
@@ -35,13 +35,12 @@ REFUSED = "open the address that `zfabric page` has printed: it has the token; a
 CHANGING = "x-zfabric-token"
 """The header of requests for changes."""
 EVERYWHERE = ("0.0.0.0", "::")
-"""All addresses."""
 
 
 class Guard:
     """Admits requests to ``app`` with the right Host and the cookie, which it gives for the token.
 
-    ``hosts`` are the server's names; ``secure``: it has a certificate; ``changing`` is the token for changes, or "".
+    ``hosts`` are the server's names; ``secure``: the server has a certificate; ``changing`` is the token for changes, or "".
     """
 
     def __init__(self, app: ASGIApp, token: str, hosts: Iterable[str], secure: bool = False, changing: str = "") -> None:
@@ -51,7 +50,7 @@ class Guard:
         self._secure = secure
         self._changing = changing
         self._session = secrets.token_urlsafe(32)
-        """The cookie's value. The token was on a terminal."""
+        """The cookie's value, not the token: the token was on a terminal."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""

@@ -10,11 +10,11 @@ from zfabric.machines.common.time_series import COARSE_OF, COARSE_ROWS, FINE_ROW
 
 REACH_SECONDS = float(COARSE_OF * COARSE_ROWS)
 OVERLAP_SECONDS = 20.0
-"""Read again: a node may have been silent."""
+"""Seconds that are read again, since a node may have been silent."""
 HELD_SECONDS = 3.0
-"""How long a sample stands for later moments: nodes do not sample at once."""
+"""Seconds for which a sample also stands for later moments: nodes do not sample at once."""
 CLOCK_SECONDS = 1.0
-"""A larger change of a node's clock, beyond what the time for the answer explains, is another clock."""
+"""A node's clock that changes by more, beyond what the time for the answer explains, is another clock."""
 OVERLAPS_MOST = 3
 """Most samples that overlap a point's time: none is shorter than 0.95 of it."""
 STEPS = {1: FINE_ROWS, COARSE_OF: COARSE_ROWS}
@@ -36,7 +36,7 @@ class _Node:
         self.series = TimeSeries()
 
     def has_clock(self, shift: float, slack: float) -> bool:
-        """Whether an answer may come from the same clock. The quickest answer's shift is retained."""
+        """Whether an answer may come from the same clock. The shift of the quickest answer is retained."""
         if shift > self.shift + self.slack + CLOCK_SECONDS or shift + slack < self.shift - CLOCK_SECONDS:
             return False
         if slack < self.slack:
@@ -59,7 +59,7 @@ class AddedUp:
         return REACH_SECONDS if self._read_at is None else min(REACH_SECONDS, now - self._read_at + OVERLAP_SECONDS)
 
     def read(self, asked: float, now: float, answers: list[dict[str, Any]]) -> None:
-        """Add the nodes' answers to the question that was asked at ``asked``."""
+        """Add the nodes' answers to the query of the moment ``asked``."""
         self._read_at = asked
         for answer in answers:
             name, shift, slack = answer.get("node", ""), asked - answer["now"], now - asked
@@ -84,7 +84,7 @@ class AddedUp:
 
 
 def _spread(node: _Node, step: int, first: int, last: int) -> list[list[Share]]:
-    """For each point the node's samples that overlap its time, else the one before: each sample's tasks are in the points once."""
+    """For each point the node's samples that overlap its time, else the sample before: each sample's tasks are in the points once."""
     begin = first - node.shift - step - HELD_SECONDS
     recent = [each for each in node.rows(step) if each.at >= begin]
     found: list[list[Share]] = []

@@ -22,7 +22,7 @@ from zfabric.runtime.connect import attach
 from zfabric.runtime.session import Session
 
 PORT = 8265
-"""Ray's dashboard's port."""
+"""The port of Ray's dashboard."""
 FAREWELL_SECONDS = 1.0
 """Seconds for windows to receive the last event."""
 LOOK_EVERY = 1.0
@@ -99,7 +99,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _is_not_about_open_windows(record: logging.LogRecord) -> bool:
-    """Leave out log lines about windows open at the end."""
+    """Filter: leave out log lines about windows open at the end."""
     cancelled = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
     return "graceful shutdown" not in str(record.msg) and not cancelled
 

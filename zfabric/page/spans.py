@@ -16,7 +16,7 @@ from zfabric.runtime.timeline import TimelineNode
 WINDOW_SECONDS = 60.0
 """How far back the timeline reaches."""
 LANE_MOST = 600
-"""More bars of a worker are merged."""
+"""With more bars of a worker, some are merged."""
 SPANS_MOST = 100_000
 """Most retained attempts, the newest."""
 PAGE = 20
@@ -112,7 +112,7 @@ class TaskStream:
 
 
 def _busy(attempts: list[Attempt], first: float, last: float) -> float:
-    """How long something ran between two times. What ran on top does not count twice."""
+    """How long something ran between two times. An attempt on top of another does not count twice."""
     total, until = 0.0, first
     for _, _, _, _, start, length, _, _, _ in attempts:
         end = start + length
@@ -164,7 +164,7 @@ def _merged(bars: list[list[Any]], gap: float, alike: bool) -> list[list[Any]]:
 
 
 def shares(attempts: Sequence[Attempt], now: float, seconds: float) -> dict[tuple[str, int], dict[str, float]]:
-    """How long each function ran in the last ``seconds``, by lane. What ran on top counts with what waited."""
+    """How long each function ran in the last ``seconds``, by lane. An attempt on top of a waiting one counts as part of it."""
     first, until = now - seconds, dict[tuple[str, int], float]()
     found: dict[tuple[str, int], dict[str, float]] = {}
     recent = [each for each in attempts if each.start + each.seconds >= first]

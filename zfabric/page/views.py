@@ -38,7 +38,7 @@ ALMOST_FULL = 0.9
 CALLERS_MOST = 16
 """Most callers that are asked how many calls they wait for."""
 CALLER_SECONDS = 1.5
-"""Seconds for a caller's answer: a program that computes looks once a second."""
+"""Seconds for a caller's answer: a computing program looks for messages once a second."""
 SAMPLED_SECONDS = 1.0
 SUBMITTED_MOST = 50_000
 """Most sampled tasks whose end is awaited."""
@@ -165,7 +165,7 @@ class Views:
         }
 
     def progress(self) -> list[dict[str, Any]]:
-        """Each function's progress, most left first, with the time left at the present speed."""
+        """Each function's progress and the time left at the present speed, the function with most left first."""
         rows = [dict(row) for row in self._client.query("functions")]
         for row in rows:
             left = row["waiting"] + row["running"]
@@ -306,7 +306,7 @@ class Views:
         return [{key: row[key] for key in ("pid", "state", "seconds", "task", "task_id")} | {"node": row.get("node", only)} for row in rows]
 
     def _members(self) -> list[TimelineNode]:
-        """The nodes whose events are read, kept for a while: a list takes several questions."""
+        """The nodes whose events are read, retained for ``MEMBERS_SECONDS``: a list takes several queries."""
         if not self._nodes or clock() > self._nodes_until:
             self._nodes, self._nodes_until = members(self._client), clock() + MEMBERS_SECONDS
         return self._nodes
@@ -432,7 +432,7 @@ class Views:
         return told
 
     def _functions_named(self, text: str) -> list[dict[str, Any]]:
-        """Functions whose names contain a text, those so called first, with their progress; else such tasks.
+        """Functions whose names contain a text, those named exactly so first, with their progress; else tasks with such names.
 
         A task may have another name than its function (``options(name=...)``).
         """
@@ -446,7 +446,7 @@ class Views:
         return [{"id": row["name"], "kind": "function", "name": row["name"], "progress": row} for row in rows[:ROWS]]
 
     def _forgotten(self, task: str) -> dict[str, Any]:
-        """A task or call that only the stream has; empty without."""
+        """A task or call that only the stream has; empty if it has none."""
         ran = [each for each in (self._stream.attempts if self._stream is not None else ()) if each.task.hex() == task]
         if not ran:
             return {}
@@ -581,7 +581,6 @@ def _of_machine(memory: Any) -> list[dict[str, str]]:
 
 
 def _problems_of(status: dict[str, Any]) -> list[dict[str, str]]:
-    """A node's present problems, with remedies."""
     found = []
     where = f" on {status['name']}" if "name" in status else ""
     store, counts = status["store"], status["statistics"]

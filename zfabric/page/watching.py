@@ -1,4 +1,4 @@
-"""Asks the daemon while somebody looks, once for all."""
+"""Queries the daemon while somebody looks, once for all viewers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zfabric.runtime.session import Session
 EVERY_SECONDS = 1.0
 """Seconds between overviews."""
 PAUSE_MOST = 5.0
-"""The longest pause: silent nodes hold up nobody for long."""
+"""The longest pause between overviews in seconds: a silent node delays nobody for longer."""
 SHARE_MOST = 0.02
 """The share of its time that a daemon may spend on answers."""
 VIEWERS_MOST = 50
@@ -25,7 +25,7 @@ ASIDE_MOST = 8
 
 
 class Watcher:
-    """One per server. Queries run on one thread, but for those that wait for processes."""
+    """One per server. Queries run on one thread, except those that wait for processes."""
 
     def __init__(self, session: Session, views: Views) -> None:
         self._session = session
@@ -41,7 +41,7 @@ class Watcher:
         return await asyncio.get_running_loop().run_in_executor(self._thread, view, *arguments)
 
     async def ask_aside(self, view: Callable[..., Any], *arguments: Any) -> Any:
-        """Call beside the others a method that waits, and changes nothing of theirs."""
+        """Call, beside other calls, a method that waits and changes nothing that these use."""
         return await asyncio.get_running_loop().run_in_executor(self._aside, view, *arguments)
 
     @property

@@ -4,7 +4,7 @@ Ray's libraries (Tune, Train, Data, Serve, RLlib) come from the user's installat
 not. Programs that use Ray's core alone need no installation.
 
 - ``mode``: enters the mode once per process; workers of the job before their first function
-- ``finder``: where each module of ``ray`` comes from, and the user's Ray
+- ``finder``: where each module of ``ray`` comes from
 - ``additions``: what refs, actors and functions have in this mode alone
 - ``ids``: Ray's ids, which are objects
 - ``absent``: names that exist and cannot be used

@@ -58,7 +58,7 @@ def _never_made(absent: Absent) -> type:
 
 
 class Incomplete:
-    """Base of an internal object of Ray that has some of its names; others raise NotInRayModeError. ``STANDS_FOR`` is its place."""
+    """Base of an internal object of Ray that has some of its names; others raise NotInRayModeError. ``STANDS_FOR`` is its place in Ray."""
 
     STANDS_FOR: ClassVar[str]
 

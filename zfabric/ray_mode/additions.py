@@ -173,7 +173,7 @@ def _consume(self: ObjectRefGenerator, count: int) -> None:
 
 
 class _IdOfGroup:
-    """A placement group's ``id`` as an object of Ray's kind; the group has the bytes."""
+    """A placement group's ``id`` as an object like Ray's; the group has the bytes."""
 
     def __get__(self, group: PlacementGroup | None, kind: type) -> Any:
         return self if group is None else PlacementGroupID(vars(group)["id"])
@@ -186,7 +186,7 @@ class _IdOfGroup:
 
 
 def _remote(self: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
-    """``remote`` with its arguments as two values, and options."""
+    """``remote`` with positional and keyword arguments as two values, and options."""
     return (self.options(**options) if options else self).remote(*args, **(kwargs or {}))
 
 
@@ -196,7 +196,7 @@ def _type_called(name: str) -> type[ActorClass[..., Any]]:
 
 
 def _named_type(fill: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a method that fills a remote class: as in Ray, its type gets its name, which veRL uses."""
+    """Wrap a method that fills a remote class: as in Ray, its type gets the class's name, which veRL uses."""
 
     @functools.wraps(fill)
     def filled(self: Any, *args: Any) -> None:

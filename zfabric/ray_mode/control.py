@@ -1,4 +1,4 @@
-"""What Ray's libraries ask of the cluster, in Ray's forms: its control service (the key-value store, and the nodes) and its ``state``."""
+"""What Ray's libraries query of the cluster, in Ray's forms: its control service (the key-value store, and the nodes) and its ``state``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zfabric.util import kv, placement_group_table
 
 Text = bytes | str
 _seen: dict[str, dict[str, Any]] = {}
-"""Each node as last seen here: of a dead one the cluster has the id alone."""
+"""Each node as last seen here, since the cluster has only the id of a dead node."""
 
 
 class ControlClient(Incomplete):
@@ -157,11 +157,11 @@ class GlobalState:
         return all_nodes()
 
     def get_draining_nodes(self) -> dict[str, int]:
-        """Nodes about to end, with deadlines: none, since zfabric moves what runs there."""
+        """As ``ControlClient.get_draining_nodes``."""
         return {}
 
     def get_cluster_config(self) -> None:
         """None: no autoscaler is attached."""
 
     def get_max_resources_from_cluster_config(self) -> None:
-        """None: no autoscaler is attached."""
+        """As ``get_cluster_config``."""

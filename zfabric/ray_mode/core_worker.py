@@ -1,4 +1,4 @@
-"""Ray's core worker: what its libraries ask this process about values."""
+"""Ray's core worker: what its libraries query of this process about values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CoreWorkerClient(Incomplete):
         return {each.hex().encode(): {"local": refs, "submitted": taken} for each, (refs, taken) in counts.items()}
 
     def get_actor_id(self) -> ActorID:
-        """The running actor; nil elsewhere."""
+        """The running actor's id; the nil id elsewhere."""
         return ActorID.from_hex(get_runtime_context().get_actor_id() or ActorID.nil().hex())
 
     def get_worker_id(self) -> WorkerID:

@@ -1,7 +1,7 @@
 """Where modules of ``ray`` come from: the directory ``ray`` beside this file, else the user's Ray, else ``without_ray``.
 
-No binary of Ray is loaded, and its ``ray/__init__.py`` never runs: this finder knows only Python files. Finding the user's Ray, and its
-version, runs nothing of it.
+No binary of Ray is loaded, and its ``ray/__init__.py`` never runs: this finder knows only Python files. Finding the user's Ray and its
+version runs none of its code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Finder(MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return how to load a module of ``ray``.
 
-        Raises ModuleNotFoundError with the page that says what there is, unless ``importlib.util.find_spec`` asks: its answer is None.
+        Raises ModuleNotFoundError, which names the page of the modules that exist. But ``importlib.util.find_spec`` gets None.
         """
         if fullname.partition(".")[0] != "ray":
             return None

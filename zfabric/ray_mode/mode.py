@@ -60,7 +60,7 @@ def enter() -> None:
 
 
 def modules_to_share() -> tuple[str, ...]:
-    """Modules that workers are forked with: the mode, and what this process has loaded of Ray and the libraries below.
+    """Modules that workers are forked with: the mode, and what this process has loaded of Ray and of ``BELOW``.
 
     Each takes seconds to import, and Tune, Serve and Data make many short-lived actors.
     """

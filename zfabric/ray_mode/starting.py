@@ -1,4 +1,4 @@
-"""``ray.init``: zfabric's, with those of Ray's arguments that mean something else here."""
+"""``ray.init``: zfabric's ``init``, with those of Ray's arguments that mean something else here."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from zfabric.exceptions import ConfigError
 
 CLIENT_SCHEME = "ray://"
 DETACHED = 0
-"""How a ``JobConfig`` writes that its actors are detached unless they say otherwise."""
+"""How a ``JobConfig`` writes that its actors are detached by default."""
 hooks: list[Callable[[], None]] = []
 """Called once a program is connected: Ray's ``_post_init_hooks``."""
 MODIN_IMPORTS = "__MODIN_AUTOIMPORT_PANDAS__"
-"""Set by Modin while it calls ``init``: its ``.pth`` file then imports pandas in every new interpreter, which may start threads before
+"""Set by Modin while it calls ``init``: then its ``.pth`` file imports pandas in every new interpreter, which may start threads before
 zfabric forks.
 """
 
@@ -25,9 +25,8 @@ zfabric forks.
 def init(address: str | None = None, *, _memory: float | None = None, job_config: Any = None, **options: Any) -> ClusterContext:
     """Join or start a cluster, as ``zfabric.init`` does; ``address`` and ``options`` are its arguments.
 
-    What is None is taken from ``job_config``, and from RAY_ADDRESS, RAY_NAMESPACE and RAY_LOG_TO_DRIVER.
-
-    Raises ConfigError for an address of Ray's client, and for a job whose actors are all to be detached.
+    Missing ones (None) come from ``job_config``, and from RAY_ADDRESS, RAY_NAMESPACE and RAY_LOG_TO_DRIVER. Raises ConfigError for an
+    address of Ray's client, and for a job whose actors are all to be detached.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     if isinstance(address, str) and address.startswith(CLIENT_SCHEME):
