@@ -126,6 +126,12 @@ def delegate(about: Any, functions: Any, rows: Any, *rest: Any) -> m.Delegate:
     return m.Delegate(about, functions, _of_job(about[0], rows), *rest)
 
 
+def entries(pool: Pool, *kinds: str) -> Strategy:
+    """Entries of a ledger."""
+    of_tasks = {m.ENTRUSTED, m.UNFINISHED}
+    return many(st.one_of([st.tuples(st.just(kind), many(pool.tasks if kind in of_tasks else pool.objects)) for kind in kinds]))
+
+
 def entrust(number: int, job: bytes, functions: Any, rows: Any, homes: Any) -> m.Entrust:
     """An ``Entrust`` whose tasks are of its job."""
     rows = _of_job(job, rows)
@@ -155,9 +161,9 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         st.tuples(pool.objects, st.integers(1, 6), failures(pool), many(pool.objects, 2)),
     )
     remains = st.one_of(
-        st.tuples(pool.objects, st.booleans(), st.booleans(), st.just(PENDING), st.just(b""), many(pool.objects, 2)),
-        st.tuples(pool.objects, st.booleans(), st.booleans(), st.just(m.OK), numbers, many(pool.objects, 2)),
-        st.tuples(pool.objects, st.booleans(), st.booleans(), st.integers(1, 6), failures(pool), many(pool.objects, 2)),
+        st.tuples(pool.objects, st.just(PENDING), st.just(b""), many(pool.objects, 2)),
+        st.tuples(pool.objects, st.just(m.OK), numbers, many(pool.objects, 2)),
+        st.tuples(pool.objects, st.integers(1, 6), failures(pool), many(pool.objects, 2)),
     )
     states, attempts = st.integers(m.CREATING, m.DEAD), pool.attempts
     locations = st.tuples(pool.tasks, states, pool.nodes | st.just(b""), attempts, st.booleans(), pool.tasks | st.just(b""), failures(pool))
@@ -205,8 +211,13 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "RunningDelegated": st.builds(m.RunningDelegated, many(st.tuples(pool.tasks, pool.attempts), 3)),
         "ClaimValues": st.builds(m.ClaimValues, many(st.tuples(pool.objects, many(pool.objects, 2)), 3), homes),
         "RetainedValues": st.builds(m.RetainedValues, many(st.tuples(pool.objects, numbers, many(pool.objects, 2)), 3), homes),
-        "Borrow": st.builds(m.Borrow, numbers, objects, st.booleans()),
-        "Borrowed": st.builds(m.Borrowed, numbers, objects),
+        "UpdateLedger": st.builds(
+            m.UpdateLedger,
+            numbers,
+            entries(pool, m.HOLD, m.SEARCH, m.ROW),
+            entries(pool, m.HOLD, m.ROW, m.ENTRUSTED, m.UNFINISHED),
+        ),
+        "LedgerUpdated": st.builds(m.LedgerUpdated, numbers, entries(pool, m.SEARCH, m.ENTRUSTED)),
         "FetchValues": st.builds(m.FetchValues, objects),
         "FetchedValues": st.builds(m.FetchedValues, many(fetched), homes),
         "NodeDraining": st.just(m.NodeDraining()),
@@ -215,13 +226,8 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "CopyLost": st.builds(m.CopyLost, pool.objects, texts),
         "RetainCopies": st.builds(m.RetainCopies, many(pool.objects)),
         "Entrust": st.builds(entrust, numbers, pool.jobs, functions, task_rows, homes),
-        "Entrusted": st.builds(m.Entrusted, numbers, tasks),
-        "Finished": st.builds(m.Finished, tasks),
-        "Withdraw": st.builds(m.Withdraw, tasks),
         "Remains": st.builds(m.Remains, pool.nodes, many(remains, 3), homes, many(st.tuples(pool.tasks, pool.attempts), 2), st.booleans()),
         "TookOver": st.builds(m.TookOver, pool.nodes),
-        "RetainRows": st.builds(m.RetainRows, many(pool.objects)),
-        "ReleaseRows": st.builds(m.ReleaseRows, many(pool.objects)),
         "Write": st.builds(
             m.Write,
             numbers,

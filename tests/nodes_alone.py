@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ledger_updates import holding
 from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OWN, Node, row, task_id
 
 from zfabric.machines.local_scheduler.nodes.receipts import ACKNOWLEDGE_AFTER
@@ -103,7 +104,7 @@ class Nodes(Executor):
         self.workers()
         ((worker, _, _),) = self.dispatched()
         self.complete(worker, 1, first_attempt(0, 2), m.OK, b"")
-        self.hear(HOME_A, m.Borrow(1, (HANDLE,)), m.FindActors((ACTOR_ID,)))
+        self.hear(HOME_A, holding(1, (HANDLE,)), m.FindActors((ACTOR_ID,)))
         self.sent.clear()
         return worker
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from faults import descendants, eventually, name_of, on_node
+from ledger_updates import found, held, holding, released, searching
 from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OLD, OWN, Node, Restarted, died, ref, row, task_id
 
 import zfabric as zf
@@ -299,11 +300,11 @@ def test_a_borrower_repeats_its_holds_and_its_open_requests(peer: Peer) -> None:
     hear(peer, C, anew(NEW))
     _, job, borrow, ready, repeated = told(peer, C)
     assert job == m.Delegate(ABOUT, (), (), (), (), (), first_attempt(0, 2)), "its daemon may have died before it had written the job"
-    assert (borrow, ready, repeated) == (m.Borrow(borrow.number, (OTHER,), True), m.Ready(), fetch)
+    assert (borrow, ready, repeated) == (holding(borrow.number, (OTHER,)), m.Ready(), fetch)
     assert borrow.number != before.number
     peer.complete(worker, 1, OF_A)
     assert told(peer, A) == [], "the hold is not registered with the new daemon"
-    hear(peer, C, again(NEW), m.Ready(), m.Borrowed(borrow.number))
+    hear(peer, C, again(NEW), m.Ready(), m.LedgerUpdated(borrow.number))
     assert [type(each) for each in told(peer, A)] == [m.Ended]
 
 
@@ -324,12 +325,12 @@ def test_a_home_drops_the_holds_that_a_restarted_borrower_does_not_repeat(peer: 
     peer.driver()
     first, second = ref(900, 2**31), ref(901, 2**31)
     peer.send(CLIENT + DRIVER, m.Put(((first, b"a", (), False), (second, b"b", (), False))))
-    hear(peer, C, m.Borrow(1, (first, second), True))
+    hear(peer, C, holding(1, (first, second)))
     peer.send(CLIENT + DRIVER, m.Release((first, second)))
     hear(peer, C, anew(NEW), again(NEW))
     assert set(peer.scheduler.tables.objects) == {first, second}, "until it has repeated everything"
-    hear(peer, C, m.Borrow(1, (second, OTHER), False))
-    assert told(peer, C)[-1] == m.Borrowed(1, (OTHER,)), "that is at home elsewhere"
+    hear(peer, C, searching(1, (second, OTHER)))
+    assert told(peer, C)[-1] == found(1, (second,)), "that is at home elsewhere"
     hear(peer, C, m.Ready())
     assert set(peer.scheduler.tables.objects) == {second}
 
@@ -714,10 +715,10 @@ def test_nothing_that_another_node_may_hold_is_freed_before_it_has_registered() 
     node.register(A)
     node.send(CLIENT + DRIVER, m.Release((value,)))
     assert value in node.scheduler.tables.objects
-    node.register(C, m.Borrow(7, (value,), True))
-    assert told(node, C) == [m.Borrowed(7, ())]
+    node.register(C, holding(7, (value,)))
+    assert told(node, C) == [m.LedgerUpdated(7)]
     assert value in node.scheduler.tables.objects
-    hear(node, C, m.Release((value,)))
+    hear(node, C, released((value,)))
     assert value not in node.scheduler.tables.objects
 
 
@@ -727,8 +728,8 @@ def test_what_others_hold_is_restored_also_of_a_job_that_the_daemon_before_had_n
     value = child_prefix(job, job + bytes(12)) + bytes(4) + b"\x80" + bytes(3)
     node.found = ((value, 4096, 100),)
     node.rejoin()
-    node.register(C, m.Delegate((job, "", A), (), (), (), (), (), OF_A), m.Borrow(7, (value,), True))
-    assert told(node, C) == [m.Borrowed(7, ())]
+    node.register(C, m.Delegate((job, "", A), (), (), (), (), (), OF_A), holding(7, (value,)))
+    assert told(node, C) == [m.LedgerUpdated(7)]
     node.register(A)
     assert node.take(m.Free) == []
     assert type(node.scheduler.tables.objects[value].value) is Stored
@@ -739,8 +740,8 @@ def test_what_another_node_holds_is_at_home_here_although_only_an_outcome_names_
     put = ref(900, 2**31)
     ended = m.Completed.of(((task_id(0), OF_SELF, m.OK, (b"value",)),), ((0, ((put,),), ()),), ())
     node.rejoin((row(0),), (WORKER, m.RunningTasks((), ())), (WORKER, ended))
-    node.register(C, m.Borrow(7, (put,), True))
-    assert m.Borrowed(7, ()) in told(node, C)
+    node.register(C, holding(7, (put,)))
+    assert m.LedgerUpdated(7) in told(node, C)
     assert node.scheduler.tables.objects[put].durable
 
 
@@ -760,7 +761,7 @@ def test_a_value_that_another_node_retains_is_not_made_again() -> None:
     node.register(C, m.RetainedValues(((ref(1), 200_000, ()), (ref(2), 200_000, ())), ()))
     assert node.dispatched() == []
     assert node.results()[1] == (m.OK, (None,))
-    assert told(node, C) == [m.Release((ref(2),))], "nobody needs that one"
+    assert told(node, C) == [released((ref(2),))], "nobody needs that one"
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
@@ -772,9 +773,9 @@ def test_values_of_a_stream_that_nobody_has_read_are_released_unless_their_node_
     running = (m.RunningDelegated(((task_id(1), OF_SELF),)),) if goes_on else ()
     node.register(C, *running, m.RetainedValues(((value, 200_000, ()),), ()))
     node.register(A)
-    order = [message for _, message in node.sent if message == m.Release((value,)) or isinstance(message, m.Dispatch)]
-    assert goes_on or [type(each) for each in order] == [m.Release, m.Dispatch], "the next attempt may yield it anew there"
-    assert m.Release((value,)) in told(node, C) or goes_on
+    order = [message for _, message in node.sent if message == released((value,)) or isinstance(message, m.Dispatch)]
+    assert goes_on or [type(each) for each in order] == [m.UpdateLedger, m.Dispatch], "the next attempt may yield it anew there"
+    assert released((value,)) in told(node, C) or goes_on
     hear(node, C, m.RelayedYields(1, ((task_id(1), OF_SELF, 0, 200_000, ()),), ()))
     assert (node.scheduler.tables.find(value) is not None) is goes_on
 
@@ -788,7 +789,7 @@ def test_a_stream_whose_values_went_with_a_daemon_is_made_again_for_a_reader_on_
     for other in (A, C):
         node.register(other)
     assert node.dispatched() == []
-    hear(node, C, m.Borrow(1, (object_id(task_id(1), 1),), True), m.FetchValues((object_id(task_id(1), 1),)))
+    hear(node, C, holding(1, (object_id(task_id(1), 1),)), m.FetchValues((object_id(task_id(1), 1),)))
     assert [number for _, number, _ in node.dispatched()] == [1]
 
 
@@ -800,7 +801,7 @@ def test_a_stream_of_an_actor_whose_home_had_to_be_found_is_closed_when_nobody_r
     node.rejoin_worker((CLIENT, m.ExpectResults(((end, task_id(7), 2),))), (CLIENT, m.Hold((end,))))
     for other in (A, C):
         _, search, _ = node.register(other)
-        hear(node, other, m.Borrowed(search.number, search.object_ids))
+        hear(node, other, m.LedgerUpdated(search.number))
     stream = node.scheduler.tables.streams[call]
     assert stream.owner is node.scheduler.tables.find(end)
     node.send(CLIENT + OLD, m.Release((end,)))
@@ -844,12 +845,12 @@ def test_every_node_is_asked_for_the_home_of_what_only_processes_know() -> None:
     lost = JOB + b"parent D" + bytes(8)
     node.rejoin_worker((CLIENT, m.Hold((OTHER, lost))), (CLIENT, m.Fetch((OTHER, lost))))
     _, borrow, _ = node.register(A)
-    assert borrow == m.Borrow(borrow.number, (OTHER, lost), False)
+    assert borrow == searching(borrow.number, (OTHER, lost))
     _, second, _ = node.register(C)
-    hear(node, C, m.Borrowed(second.number, (lost,)))
+    hear(node, C, found(second.number, (OTHER,)))
     assert told(node, C) == [m.FetchValues((OTHER,))]
     assert node.take(m.Objects) == []
-    hear(node, A, m.Borrowed(borrow.number, (OTHER, lost)))
+    hear(node, A, m.LedgerUpdated(borrow.number))
     ((_, objects),) = node.take(m.Objects)
     ((identifier, status, payload, _),) = objects.rows
     assert (identifier, status, unpack_failure(payload)[0]) == (lost, m.FAILED, "ObjectLostError")
@@ -873,14 +874,28 @@ def test_a_restarted_home_is_found_by_the_next_daemon_of_a_borrower_though_only_
     """The value is made again, unless a third node has retained it."""
     node = Home(elsewhere=True)
     node.rejoin_worker()
-    node.register(A, m.Borrow(3, (ref(7), OTHER), False))
+    node.register(A, searching(3, (ref(7), OTHER)))
     node.register(C, *([m.RetainedValues(((ref(7), 200_000, ()),), ())] if is_there else []))
-    assert m.Borrowed(3, (OTHER,)) in told(node, A)
+    assert found(3, (ref(7),)) in told(node, A)
     hear(node, A, m.FetchValues((ref(7),)))
     assert [number for _, number, _ in node.dispatched()] == ([] if is_there else [7])
     record = node.scheduler.tables.find(ref(7))
     assert record is not None
     assert getattr(record.value, "place", b"") == (C if is_there else b"")
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_restarted_home_retains_a_row_that_a_row_of_another_node_names(is_named: bool) -> None:
+    """Nothing else needs the row, which only the control store has."""
+    node = Home(elsewhere=True)
+    node.rejoin_worker()
+    node.register(A, *([m.UpdateLedger(0, ((m.ROW, (ref(7),)),))] if is_named else []))
+    node.register(C)
+    node.turn()
+    assert (task_id(7) in node.scheduler.tables.tasks) is is_named
+    assert node.dispatched() == []
+    hear(node, A, m.UpdateLedger(0, (), ((m.ROW, (ref(7),)),)))
+    assert task_id(7) not in node.scheduler.tables.tasks
 
 
 def test_values_in_the_arena_that_a_home_claims_are_retained_for_it_and_others_go() -> None:
@@ -902,10 +917,10 @@ def test_values_in_the_arena_that_a_home_claims_are_retained_for_it_and_others_g
 def test_a_restarted_home_withdraws_the_rows_that_nobody_needs_any_more() -> None:
     node = Anew(elsewhere=True)
     node.rejoin_worker()
-    node.register(A, m.Entrusted(0, (task_id(8),)))
+    node.register(A, m.LedgerUpdated(0, ((m.ENTRUSTED, (task_id(8),)),)))
     assert told(node, A) == []
     node.register(C)
-    assert told(node, A) == [m.Withdraw((task_id(8),))]
+    assert told(node, A) == [m.UpdateLedger(0, (), ((m.ENTRUSTED, (task_id(8),)),))]
 
 
 def test_a_restarted_daemon_frees_what_the_rows_of_living_actors_name_when_they_end() -> None:
@@ -933,8 +948,8 @@ def test_a_large_value_of_a_task_that_nobody_knows_any_more_is_released_where_it
     ended = m.Completed.of(((value[:16], OF_SELF, m.OK, (200_000,)),), (), ())
     for other, said in ((A, (m.Ended(1, tuple(ended), ()),)), (C, ())):
         _, search, _ = node.register(other, *said)
-        hear(node, other, m.Borrowed(search.number, (value,)))
-    assert m.Release((value,)) in told(node, A)
+        hear(node, other, m.LedgerUpdated(search.number))
+    assert released((value,)) in told(node, A)
 
 
 def test_a_result_whose_home_had_to_be_found_is_retained_until_its_caller_releases_it() -> None:
@@ -946,12 +961,12 @@ def test_a_result_whose_home_had_to_be_found_is_retained_until_its_caller_releas
     returned = m.CallsEnded(1, ((call, OLD, m.OK, (200_000, b"small"), ()),), ())
     for home, said in ((C, ()), (A, (m.RetainedValues(((value, 200_000, ()),), ()), returned))):
         _, search, _ = node.register(home, *said)
-        hear(node, home, m.Borrowed(search.number, search.object_ids))
+        hear(node, home, m.LedgerUpdated(search.number))
     node.turn()
     assert node.scheduler.tables.find(value) is not None
-    assert m.Release((value,)) not in told(node, A)
+    assert released((value,)) not in told(node, A)
     node.send(CLIENT + OLD, m.Release((value,)))
-    assert m.Release((value,)) in told(node, A)
+    assert released((value,)) in told(node, A)
 
 
 def test_a_call_of_an_actor_elsewhere_waits_until_the_home_of_its_argument_is_found() -> None:
@@ -965,10 +980,10 @@ def test_a_call_of_an_actor_elsewhere_waits_until_the_home_of_its_argument_is_fo
     call = (JOB + b"parent X" + bytes(4), "add", b"arguments", (OTHER,), (None,), None)
     for message in (m.OutcomesReceived(task_id(1), (), True), m.Call(task_id(1), OF_SELF, (call,)), m.CallsRepeated(task_id(1))):
         node.send(CLIENT + DRIVER, message)
-    hear(node, A, m.Borrowed(in_a.number, (OTHER,)))
+    hear(node, A, m.LedgerUpdated(in_a.number))
     assert node.take(m.Returned) == []
     told(node, A)
-    hear(node, C, m.Borrowed(in_c.number, ()))
+    hear(node, C, found(in_c.number, (OTHER,)))
     assert node.take(m.Returned) == []
     receipt, relayed = told(node, A)
     assert type(receipt) is m.RelayedReceipt
@@ -981,12 +996,12 @@ def test_a_result_that_another_node_holds_here_is_not_lost_before_that_has_said_
     value = call_value(JOB + b"parent X" + bytes(4), 0)
     node.rejoin_worker(*([(CLIENT, m.Hold((value,))), (CLIENT, m.Fetch((value,)))] if is_held_here else []))
     retained = m.RetainedValues(((value, 200_000, ()),), ())
-    for home, said in ((C, ()), (A, (m.Borrow(1, (value,), True), retained))):
-        searches = [each for each in node.register(home, *said) if isinstance(each, m.Borrow)]
+    for home, said in ((C, ()), (A, (holding(1, (value,)), retained))):
+        searches = [each for each in node.register(home, *said) if held(each)]
         for search in searches:
-            hear(node, home, m.Borrowed(search.number, search.object_ids))
+            hear(node, home, m.LedgerUpdated(search.number))
     assert node.take(m.Objects) == []
-    assert m.Release((value,)) not in told(node, A)
+    assert released((value,)) not in told(node, A)
     record = node.scheduler.tables.find(value)
     assert record is not None
     assert (record.home, record.value.place) == (b"", A)  # type: ignore[attr-defined, union-attr]
@@ -996,7 +1011,7 @@ def test_what_only_a_dead_daemon_of_another_node_has_held_here_is_forgotten() ->
     node = Anew(elsewhere=True)
     value = call_value(JOB + b"parent X" + bytes(4), 0)
     node.rejoin_worker()
-    node.register(A, m.Borrow(1, (value,), True))
+    node.register(A, holding(1, (value,)))
     hear(node, A, anew(NEW))
     hear(node, A, again(NEW), m.Ready())
     node.register(C)
@@ -1012,7 +1027,7 @@ def test_a_large_value_of_a_stream_that_is_made_before_its_home_has_registered_i
     node.send(CLIENT + OLD, m.Release((value,)))
     for other in (C, A):
         _, search, *_ = node.register(other)
-        hear(node, other, m.Borrowed(search.number, (value,) if other == C else ()))
+        hear(node, other, m.LedgerUpdated(search.number) if other == C else found(search.number, (value,)))
     record = node.scheduler.tables.find(value)
     assert record is not None
     assert type(record.value) is Stored
@@ -1027,8 +1042,8 @@ def test_a_result_that_its_node_names_behind_the_outcome_keeps_what_is_inside_no
     _, in_c, _ = node.register(C)
     returned = m.CallsEnded(1, ((call, OLD, m.OK, (200_000,), ((OTHER,),)),), ((OTHER, C),))
     _, in_a, _ = node.register(A, returned)
-    hear(node, A, m.RetainedValues(((value, 200_000, (OTHER,)),), ((OTHER, C),)), m.Borrowed(in_a.number, (value,)))
-    hear(node, C, m.Borrowed(in_c.number, (value,)))
+    hear(node, A, m.RetainedValues(((value, 200_000, (OTHER,)),), ((OTHER, C),)), m.LedgerUpdated(in_a.number))
+    hear(node, C, m.LedgerUpdated(in_c.number))
     assert node.scheduler.tables.find(OTHER) is not None
     node.send(CLIENT + OLD, m.Release((value,)))
     node.turn()
@@ -1172,8 +1187,8 @@ def test_the_next_daemon_of_a_jobs_home_has_the_rows_that_a_dead_node_had_entrus
     if dies == "searching":
         table(node, 2, C)
     hear(node, C, again(b"\x01daemonC"))
-    searches = [each for each in told(node, C) if isinstance(each, m.Borrow)]
-    hear(node, C, m.Ready(), *(m.Borrowed(each.number, each.object_ids) for each in searches))
+    searches = [each for each in told(node, C) if held(each)]
+    hear(node, C, m.Ready(), *(m.LedgerUpdated(each.number) for each in searches))
     hear(node, C, m.Remains(A, (), (), (), True))
     assert [number for _, number, _ in node.dispatched()] == [7]
 
@@ -1181,7 +1196,7 @@ def test_the_next_daemon_of_a_jobs_home_has_the_rows_that_a_dead_node_had_entrus
 def test_a_node_that_holds_a_value_of_a_dead_one_finds_the_next_daemon_of_the_jobs_home_that_has_yet_to_be_told_of_the_death() -> None:
     node = Entrusted()
     node.rejoin()
-    node.register(C, m.Borrow(1, (ref(7),), True))
+    node.register(C, holding(1, (ref(7),)))
     table(node, 2, C)
     hear(node, C, m.Remains(A, (), (), (), True), m.FetchValues((ref(7),)))
     assert [number for _, number, _ in node.dispatched()] == [7]
@@ -1191,10 +1206,10 @@ def test_a_row_stays_entrusted_whose_home_lives_until_that_withdraws_it() -> Non
     """Its home repeats what counts, and withdraws what it does not need any more."""
     node = Entrusted()
     node.rejoin((), held=(m.Hold((ref(7),)), m.Fetch((ref(7),))))
-    assert m.Entrusted(0, (task_id(7),)) in node.register(C) + node.register(A)
+    assert m.LedgerUpdated(0, ((m.ENTRUSTED, (task_id(7),)),)) in node.register(C) + node.register(A)
     assert node.dispatched() == []
     assert list(node.scheduler.tables.entrusted[A]) == [task_id(7)]
-    hear(node, A, m.Withdraw((task_id(7),)))
+    hear(node, A, m.UpdateLedger(0, (), ((m.ENTRUSTED, (task_id(7),)),)))
     node.now += 1.0
     node.turn()
     assert [deletes for _, message in node.take(m.Write) if (deletes := [each for each in message.deletes if each[0] == "task"])] == [
@@ -1203,8 +1218,8 @@ def test_a_row_stays_entrusted_whose_home_lives_until_that_withdraws_it() -> Non
 
 
 def test_a_home_withdraws_rows_that_the_next_daemon_of_the_jobs_home_still_has(peer: Peer) -> None:
-    hear(peer, A, m.Entrusted(0, (task_id(8),)))
-    assert told(peer, A) == [m.Withdraw((task_id(8),))]
+    hear(peer, A, m.LedgerUpdated(0, ((m.ENTRUSTED, (task_id(8),)),)))
+    assert told(peer, A) == [m.UpdateLedger(0, (), ((m.ENTRUSTED, (task_id(8),)),))]
 
 
 def test_a_restarted_daemon_leases_a_worker_once_that_makes_an_actor_of_another_node_and_runs_a_child_of_it() -> None:

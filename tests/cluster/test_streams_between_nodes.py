@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faults import descendants, eventually, name_of, on_node
+from ledger_updates import held, holding, released
 from nodes_alone import ABOUT, HOME_A, HOME_C, OTHER, SELF, Executor
 from scheduler_alone import DRIVER, OWN, task_id
 
@@ -97,7 +98,7 @@ def test_values_go_home_as_they_are_yielded_and_before_the_end(node: Nodes) -> N
     node.complete(worker, 0, ATTEMPT, m.OK, b"end")
     assert [type(each) for each in node.told(HOME_A)] == [m.RelayedYields, m.Ended]
     assert [message for _, message in node.take(m.OutcomesRecorded)] == [m.OutcomesRecorded((task_id(0),))]
-    node.hear(HOME_A, m.EndsReceived(3), m.Release((object_id(task_id(0), 2),)))
+    node.hear(HOME_A, m.EndsReceived(3), released((object_id(task_id(0), 2),)))
     assert not node.scheduler.tables.objects
 
 
@@ -183,7 +184,7 @@ def test_a_large_value_is_copied_from_where_it_was_made_and_released_there(node:
     assert node.scheduler.tables.objects[first].value.place == HOME_A  # type: ignore[union-attr]
     node.send(CLIENT + DRIVER, m.Hold((first,)))
     node.send(CLIENT + DRIVER, m.Release((first,)))
-    assert m.Release((first,)) in node.told(HOME_A)
+    assert released((first,)) in node.told(HOME_A)
 
 
 def test_a_closed_stream_is_closed_where_it_is_made(node: Nodes) -> None:
@@ -233,13 +234,13 @@ def test_values_are_requested_from_the_home_of_their_stream_before_they_exist(no
     node.told(HOME_A)
     node.send(CLIENT + worker, m.Hold((end, value)))
     node.send(CLIENT + worker, m.Fetch((value,)))
-    ((_, *borrowed), fetched) = node.told(HOME_A)
-    assert set(borrowed[0]) == {end, value}
+    borrow, fetched = node.told(HOME_A)
+    assert set(held(borrow)) == {end, value}
     assert fetched == m.FetchValues((value,))
-    node.hear(HOME_A, m.Borrowed(1), m.FetchedValues(((value, m.OK, b"a", ()),), ()))
+    node.hear(HOME_A, m.LedgerUpdated(1), m.FetchedValues(((value, m.OK, b"a", ()),), ()))
     assert node.got() == [(0, b"a")]
     node.send(CLIENT + worker, m.Release((value,)))
-    assert node.told(HOME_A) == [m.Release((value,))]
+    assert node.told(HOME_A) == [released((value,))]
 
 
 def test_a_reader_on_another_node_has_the_producer_go_on(node: Nodes) -> None:
@@ -248,8 +249,8 @@ def test_a_reader_on_another_node_has_the_producer_go_on(node: Nodes) -> None:
     node.workers()
     ((worker, _, attempt),) = node.dispatched()
     names = tuple(object_id(task_id(0), index + 1) for index in range(4))
-    node.hear(HOME_A, m.Borrow(1, (task_id(0) + FIRST_RETURN, *names)), m.FetchValues(names))
-    assert node.told(HOME_A) == [m.Borrowed(1)]
+    node.hear(HOME_A, holding(1, (task_id(0) + FIRST_RETURN, *names)), m.FetchValues(names))
+    assert node.told(HOME_A) == [m.LedgerUpdated(1)]
     node.send(CLIENT + DRIVER, m.Release((task_id(0) + FIRST_RETURN,)))  # The reader has a ref, too.
     node.yields(worker, (0, b"a", ()), (1, None, ()), attempt=attempt)
     assert [message.upto for _, message in node.take(m.AllowYields)] == [4, 4]  # Once more after the first value.
@@ -257,7 +258,7 @@ def test_a_reader_on_another_node_has_the_producer_go_on(node: Nodes) -> None:
     rows = [row for each in node.told(HOME_A) for row in each.rows]
     assert rows[0] == (names[0], m.OK, b"a", ())
     assert [unpack_failure(row[2])[0] for row in rows[1:]] == ["StreamEnded"] * 3
-    node.hear(HOME_A, m.Release((task_id(0) + FIRST_RETURN, *names)))
+    node.hear(HOME_A, released((task_id(0) + FIRST_RETURN, *names)))
     assert not node.scheduler.tables.streams
 
 

@@ -281,7 +281,7 @@ def test_inputs_on_this_node_go_before_those_on_another_one() -> None:
     node = Nodes()
     node.submit(row(0))
     (worker,) = node.workers()
-    node.hear(HOME_A, m.Borrow(1, (ref(0),)))
+    node.hear(HOME_A, m.UpdateLedger(1, ((m.HOLD, (ref(0),)),)))
     tables = node.scheduler.tables
     node.complete(worker, 0, first_attempt(0, 2), m.OK, (4096, MB))
     node.submit(*(row(number) for number in range(1, 5)))

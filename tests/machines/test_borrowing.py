@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ledger_updates import held, holding, released
 from nodes_alone import ABOUT, EXPORTED, HOME_A, HOME_C, INNER, OTHER, PUT, SELF, Executor
 from scheduler_alone import DRIVER, JOB, OWN, died, ref, row, task_id
 
@@ -26,10 +27,10 @@ def test_an_end_waits_until_what_a_worker_holds_is_registered_at_its_home(node: 
     assert node.told(HOME_C) == [], "as long as the task runs, its home retains the object"
     node.send(CLIENT + worker, m.Hold((OTHER,)))
     (borrow,) = node.told(HOME_C)
-    assert borrow.object_ids == (OTHER,)
+    assert held(borrow) == (OTHER,)
     node.end(worker, 1)
     assert node.told(HOME_A) == [], "the end would have A release what C has not registered yet"
-    node.hear(HOME_C, m.Borrowed(borrow.number))
+    node.hear(HOME_C, m.LedgerUpdated(borrow.number))
     (ended,) = node.told(HOME_A)
     assert (type(ended), ended.number) == (m.Ended, 1)
 
@@ -46,8 +47,8 @@ def test_a_hold_at_the_home_that_delegated_needs_no_waiting_on_another_link(node
     worker = node.delegated(1, OTHER)
     node.send(CLIENT + worker, m.Hold((OTHER,)))
     (borrow,) = node.told(HOME_A)
-    assert type(borrow) is m.Borrow
-    node.hear(HOME_A, m.Borrowed(borrow.number))
+    assert held(borrow) == (OTHER,)
+    node.hear(HOME_A, m.LedgerUpdated(borrow.number))
     node.end(worker, 1)
     assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
 
@@ -59,8 +60,8 @@ def test_a_ref_that_is_dropped_is_released_once_its_hold_is_registered(node: Exe
     node.end(worker, 1)
     node.send(CLIENT + worker, m.Release((OTHER,)))
     assert node.told(HOME_C) == []
-    node.hear(HOME_C, m.Borrowed(borrow.number))
-    assert node.told(HOME_C) == [m.Release((OTHER,))]
+    node.hear(HOME_C, m.LedgerUpdated(borrow.number))
+    assert node.told(HOME_C) == [released((OTHER,))]
     assert node.scheduler.tables.objects == {}
 
 
@@ -72,11 +73,11 @@ def test_a_ref_that_comes_back_before_its_release_has_left_is_not_released(node:
     node.send(CLIENT + worker, m.Release((OTHER,)))
     worker = node.delegated(2, OTHER, homes=((OTHER, HOME_C),))
     node.send(CLIENT + worker, m.Hold((OTHER,)))
-    node.hear(HOME_C, m.Borrowed(borrow.number))
+    node.hear(HOME_C, m.LedgerUpdated(borrow.number))
     assert node.told(HOME_C) == [], "neither a release, which would be of the new hold, nor a second request"
     node.end(worker, 2)
     node.send(CLIENT + worker, m.Release((OTHER,)))
-    assert node.told(HOME_C) == [m.Release((OTHER,))]
+    assert node.told(HOME_C) == [released((OTHER,))]
 
 
 def test_a_large_value_is_retained_for_its_home_and_refs_to_it_here_do_not_keep_each_other(node: Executor) -> None:
@@ -88,13 +89,13 @@ def test_a_large_value_is_retained_for_its_home_and_refs_to_it_here_do_not_keep_
     other = node.delegated(2, value)
     node.send(CLIENT + other, m.Hold((value,)))
     (borrow,) = node.told(HOME_A)
-    assert borrow.object_ids == (value,)
-    node.hear(HOME_A, m.Borrowed(borrow.number), m.EndsReceived(ended.number))
+    assert held(borrow) == (value,)
+    node.hear(HOME_A, m.LedgerUpdated(borrow.number), m.EndsReceived(ended.number))
     node.end(other, 2)
     node.send(CLIENT + other, m.Release((value,)))
-    assert [type(each) for each in node.told(HOME_A)] == [m.Ended, m.Release]
+    assert {type(each) for each in node.told(HOME_A)} == {m.Ended, m.UpdateLedger}
     assert value in node.scheduler.tables.objects, "the home has not released it"
-    node.hear(HOME_A, m.Release((value,)))
+    node.hear(HOME_A, released((value,)))
     assert node.scheduler.tables.objects == {}
 
 
@@ -113,10 +114,10 @@ def test_an_object_of_this_node_inside_a_value_stays_until_its_receiver_is_regis
     node.send(CLIENT + worker, m.Release((PUT,)))
     (ended,) = node.told(HOME_A)
     assert PUT in node.scheduler.tables.objects
-    node.hear(HOME_A, m.Borrow(7, (PUT,)), m.EndsReceived(ended.number))
-    assert node.told(HOME_A) == [m.Borrowed(7)]
+    node.hear(HOME_A, holding(7, (PUT,)), m.EndsReceived(ended.number))
+    assert node.told(HOME_A) == [m.LedgerUpdated(7)]
     assert PUT in node.scheduler.tables.objects
-    node.hear(HOME_A, m.Release((PUT,)))
+    node.hear(HOME_A, released((PUT,)))
     assert PUT not in node.scheduler.tables.objects
 
 
@@ -125,7 +126,7 @@ def test_a_value_of_another_node_is_fetched_once_for_all_who_wait(node: Executor
     node.send(CLIENT + worker, m.Hold((OTHER,)))
     node.send(CLIENT + worker, m.Fetch((OTHER,)))
     node.send(CLIENT + worker, m.Fetch((OTHER,)))
-    assert [type(each) for each in node.told(HOME_C)] == [m.Borrow, m.FetchValues]
+    assert [type(each) for each in node.told(HOME_C)] == [m.UpdateLedger, m.FetchValues]
     node.take(m.Objects)
     node.hear(HOME_C, m.FetchedValues(((OTHER, m.OK, b"value of C", ()),), ()))
     rows = [each for _, message in node.take(m.Objects) for each in message.rows]
@@ -137,21 +138,21 @@ def test_what_was_inside_a_fetched_value_is_borrowed_before_the_outer_one_is_rel
     node.send(CLIENT + worker, m.Hold((OTHER,)))
     node.send(CLIENT + worker, m.Fetch((OTHER,)))
     borrow, _ = node.told(HOME_A)
-    node.hear(HOME_A, m.Borrowed(borrow.number), m.FetchedValues(((OTHER, m.OK, b"list", (INNER,)),), ((INNER, HOME_C),)))
+    node.hear(HOME_A, m.LedgerUpdated(borrow.number), m.FetchedValues(((OTHER, m.OK, b"list", (INNER,)),), ((INNER, HOME_C),)))
     (second,) = node.told(HOME_C)
-    assert second.object_ids == (INNER,)
+    assert held(second) == (INNER,)
     node.end(worker, 1)
     node.send(CLIENT + worker, m.Hold((INNER,)))
     node.send(CLIENT + worker, m.Release((OTHER,)))
     assert node.told(HOME_A) == [], "A's value is what retains the inner object until C has registered this node"
-    node.hear(HOME_C, m.Borrowed(second.number))
-    assert [type(each) for each in node.told(HOME_A)] == [m.Ended, m.Release]
+    node.hear(HOME_C, m.LedgerUpdated(second.number))
+    assert {type(each) for each in node.told(HOME_A)} == {m.Ended, m.UpdateLedger}
 
 
 def test_a_small_value_in_the_arena_is_read_for_another_node(node: Executor) -> None:
     worker = node.delegated(1)
     node.send(CLIENT + worker, m.Put(((PUT, (4096, 100), (), False),)))
-    node.hear(HOME_A, m.Borrow(1, (PUT,)), m.FetchValues((PUT,)))
+    node.hear(HOME_A, holding(1, (PUT,)), m.FetchValues((PUT,)))
     assert m.Locate(((PUT, OWN),)) in [message for to, message in node.sent if to[:1] == OBJECT_STORE]
     node.send(OBJECT_STORE + OWN, m.Located(((PUT, OWN, 4096, 100),)))
     assert type(node.effects[-1]).__name__ == "ReadValue"
@@ -168,11 +169,11 @@ def test_the_home_of_the_job_is_that_of_an_object_whose_home_has_died_and_its_wo
     assert node.told(HOME_A) == []
     living = [(each, number, "", "", "", b"", (), (), 0) for number, each in enumerate((HOME_A, SELF), 1)]
     node.send(MEMBER + OWN, m.NodeTable(2, tuple(living)))
-    found, complete, borrow, fetch = node.told(HOME_A)
-    assert found == m.Remains(HOME_C, ((OTHER, True, False, -1, b"", ()),), (), (), False)
+    found, borrow, complete, fetch = node.told(HOME_A)
+    assert found == m.Remains(HOME_C, ((OTHER, -1, b"", ()),), (), (), False)
     assert complete == m.Remains(HOME_C, (), (), (), True)
     assert fetch == m.FetchValues((OTHER,))
-    node.hear(HOME_A, m.Borrowed(borrow.number))
+    node.hear(HOME_A, m.LedgerUpdated(borrow.number))
     assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
 
 
@@ -183,7 +184,7 @@ def test_a_small_value_of_a_dead_home_can_be_copied_to_the_home_of_the_job(node:
     node.hear(HOME_C, m.FetchedValues(((OTHER, m.OK, b"value", ()),), ()))
     rows = tuple(row for row in node.scheduler.tables.node_table.values() if row[0] != HOME_C)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
-    assert m.Remains(HOME_C, ((OTHER, True, False, m.OK, 5, ()),), (), (), False) in node.told(HOME_A)
+    assert m.Remains(HOME_C, ((OTHER, m.OK, 5, ()),), (), (), False) in node.told(HOME_A)
     assert m.Absorb(((OTHER, b"value", False),)) in [message for to, message in node.sent if to[:1] == OBJECT_STORE], (
         "agents read in the arena alone"
     )
@@ -216,7 +217,7 @@ def test_what_a_dead_node_held_is_released_once_all_others_have_taken_over_from_
     node.driver()
     value = ref(900, 2**31)
     node.send(CLIENT + DRIVER, m.Put(((value, b"value", (), False),)))
-    node.hear(HOME_C, m.Borrow(1, (value,)))
+    node.hear(HOME_C, holding(1, (value,)))
     node.send(CLIENT + DRIVER, m.Release((value,)))
     rows = tuple(row for row in node.scheduler.tables.node_table.values() if row[0] != HOME_C)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
@@ -284,7 +285,7 @@ def test_what_a_dead_node_held_is_released_though_the_next_daemon_of_the_last_ot
     node.driver()
     value = ref(900, 2**31)
     node.send(CLIENT + DRIVER, m.Put(((value, b"value", (), False),)))
-    node.hear(HOME_C, m.Borrow(1, (value,)))
+    node.hear(HOME_C, holding(1, (value,)))
     node.send(CLIENT + DRIVER, m.Release((value,)))
     rows = tuple(row for row in node.scheduler.tables.node_table.values() if row[0] != HOME_C)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
@@ -333,12 +334,12 @@ def test_a_hold_is_acknowledged_once_the_home_of_the_job_has_the_row(node: Execu
     worker = node.delegated(1)
     child = row(2)
     node.send(CLIENT + worker, m.Submit((child,)))
-    node.hear(HOME_C, m.Borrow(1, (ref(2),)))
+    node.hear(HOME_C, holding(1, (ref(2),)))
     (entrust,) = node.told(HOME_A)
     assert entrust.rows == (child,)
     assert node.told(HOME_C) == []
-    node.hear(HOME_A, m.Entrusted(entrust.number))
-    assert node.told(HOME_C) == [m.Borrowed(1, ())]
+    node.hear(HOME_A, m.LedgerUpdated(entrust.number))
+    assert node.told(HOME_C) == [m.LedgerUpdated(1)]
 
 
 def test_what_a_dead_node_reports_is_refused(node: Executor) -> None:
@@ -375,18 +376,18 @@ def test_a_value_made_for_its_home_that_was_wanted_and_released_here_is_not_held
     node.send(CLIENT + worker, m.Hold((made,)))
     node.send(CLIENT + worker, m.Fetch((made,)))
     node.end(worker, 1)
-    node.hear(HOME_A, m.Borrowed(1))
+    node.hear(HOME_A, m.LedgerUpdated(1))
     node.send(CLIENT + worker, m.Release((made,)))
     node.told(HOME_A)
     node.hear(HOME_A, m.Delegate(ABOUT, EXPORTED, (row(2),), (), (), (), first_attempt(0, 1)))
     node.complete(worker, 2, first_attempt(0, 1), m.OK, (4096, 700_000))
-    assert m.Release((made,)) in node.told(HOME_A)
+    assert released((made,)) in node.told(HOME_A)
 
 
 def test_a_value_that_is_lost_in_the_turn_in_which_it_is_requested_is_not_sent_empty(node: Executor) -> None:
     worker = node.delegated(1)
     node.send(CLIENT + worker, m.Put(((PUT, (4096, 100), (), False),)))
-    node.hear(HOME_A, m.Borrow(1, (PUT,)))
+    node.hear(HOME_A, holding(1, (PUT,)))
     node.told(HOME_A)
     node.scheduler.step(node.now, LOCAL_SCHEDULER + HOME_A, m.FetchValues((PUT,)))
     node.scheduler.tables.objects[PUT].lose(node.scheduler.tables.inline)
@@ -444,10 +445,10 @@ def test_what_is_for_a_node_that_is_not_known_yet_waits_for_the_table(node: Exec
     assert node.told(HOME_A) == [], "its home has not registered the worker's ref"
     table(node, 2, HOME_A, SELF, HOME_C, LATE)
     _, _, borrow, fetch = node.told(LATE)
-    assert (type(borrow), type(fetch)) == (m.Borrow, m.FetchValues)
+    assert (held(borrow), type(fetch)) == ((OTHER,), m.FetchValues)
     node.send(CONTROL_STORE + OWN, m.Found(token, ((LATE, b"row"),), False))
     assert failures(node) == []
-    node.hear(LATE, m.Borrowed(borrow.number))
+    node.hear(LATE, m.LedgerUpdated(borrow.number))
     assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
 
 
@@ -456,13 +457,13 @@ def test_a_value_of_a_node_that_was_dead_before_this_one_joined_is_asked_of_the_
     node.end(worker, 1)
     node.send(CONTROL_STORE + OWN, m.Found(question(node), (), False))
     found, borrow, fetch = node.told(HOME_A)
-    assert found == m.Remains(LATE, ((OTHER, True, False, -1, b"", ()),), (), (), False)
+    assert found == m.Remains(LATE, ((OTHER, -1, b"", ()),), (), (), False)
     assert fetch == m.FetchValues((OTHER,))
-    node.hear(HOME_A, m.Borrowed(borrow.number))
+    node.hear(HOME_A, m.LedgerUpdated(borrow.number))
     assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
     node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, b"value", ()),), ()))
     node.send(CLIENT + worker, m.Release((OTHER,)))
-    assert node.told(HOME_A) == [m.Release((OTHER,))]
+    assert node.told(HOME_A) == [released((OTHER,))]
     assert node.told(LATE) == []
     assert node.scheduler.tables.objects == {}
 
@@ -472,12 +473,12 @@ def test_a_value_of_a_node_that_died_here_is_asked_of_the_home_of_the_job_withou
     node.told(HOME_A)
     worker = wanted_of(node, HOME_C)
     found, borrow, fetch = node.told(HOME_A)
-    assert found == m.Remains(HOME_C, ((OTHER, True, False, -1, b"", ()),), (), (), False)
-    assert (borrow.object_ids, fetch.object_ids) == ((OTHER,), (OTHER,))
+    assert found == m.Remains(HOME_C, ((OTHER, -1, b"", ()),), (), (), False)
+    assert (held(borrow), fetch.object_ids) == ((OTHER,), (OTHER,))
     assert node.take(m.Read) == []
     node.end(worker, 1)
     assert node.told(HOME_A) == []
-    node.hear(HOME_A, m.Borrowed(borrow.number))
+    node.hear(HOME_A, m.LedgerUpdated(borrow.number))
     assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
 
 
@@ -535,7 +536,7 @@ def test_an_input_is_copied_before_a_worker_is_free_and_may_be_dropped_until_the
     delegated_with_input(node, 1, SIZE, HOME_A, HOME_C)
     assert pulls(node) == [m.Pull(OTHER, SIZE, (HOME_A, HOME_C))]
     assert node.told(HOME_A) == [], "the offer came with the task"
-    assert [each.object_ids for each in node.told(HOME_C) if type(each) is m.Borrow] == [(INNER,)]
+    assert [held(each) for each in node.told(HOME_C) if held(each)] == [(INNER,)]
     node.send(TRANSFER_AGENT + AGENT, m.Pulled(OTHER, 4160, SIZE))
     assert sealed(node) == [(OTHER, 4160, SIZE, AGENT, True)]
     node.send(OBJECT_STORE + OWN, m.ObjectsLost(((OTHER, "evicted"),)))
@@ -574,8 +575,8 @@ def test_those_who_wait_are_notified_that_this_node_has_no_room(node: Executor, 
     node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, (SIZE, HOME_C), ()),), ()))
     delegated_with_input(node, 2, SIZE, HOME_A)
     for home in (HOME_A, HOME_C):
-        for borrow in [each for each in node.told(home) if type(each) is m.Borrow]:
-            node.hear(home, m.Borrowed(borrow.number))
+        for borrow in [each for each in node.told(home) if held(each)]:
+            node.hear(home, m.LedgerUpdated(borrow.number))
     node.send(TRANSFER_AGENT + AGENT, m.PullFailed(OTHER, kind, "5 MB are larger than 1 MB"))
     assert failures(node) == [error]
     (ended,) = node.told(HOME_A)
@@ -603,7 +604,7 @@ def test_a_home_offers_its_large_value_from_all_who_may_have_it(node: Executor) 
     node.send(CLIENT + worker, m.Put(((PUT, (4096, SIZE), (), False),)))
     offers = []
     for reader in (HOME_A, HOME_C, HOME_A):
-        node.hear(reader, m.Borrow(1, (PUT,)), m.FetchValues((PUT,)))
+        node.hear(reader, holding(1, (PUT,)), m.FetchValues((PUT,)))
         (values,) = (each for each in node.told(reader) if type(each) is m.FetchedValues)
         ((_, _, offer, _),) = values.rows
         offers.append(offer)
@@ -624,15 +625,15 @@ def test_a_copy_is_retained_for_a_home_that_has_lost_its_own(node: Executor) -> 
     node.end(worker, 1)
     node.send(CLIENT + worker, m.Release((OTHER,)))
     assert OTHER in node.scheduler.tables.objects
-    node.hear(HOME_A, m.Release((OTHER,)))
+    node.hear(HOME_A, released((OTHER,)))
     assert node.take(m.Free) != []
 
 
 def test_a_home_takes_another_copy_before_it_makes_a_lost_value_again(node: Executor) -> None:
     worker = node.delegated(1)
     node.send(CLIENT + worker, m.Put(((PUT, (4096, SIZE), (), False),)))
-    node.hear(HOME_C, m.Borrow(1, (PUT,)), m.FetchValues((PUT,)))
-    node.hear(HOME_A, m.Borrow(1, (PUT,)), m.FetchValues((PUT,)))
+    node.hear(HOME_C, holding(1, (PUT,)), m.FetchValues((PUT,)))
+    node.hear(HOME_A, holding(1, (PUT,)), m.FetchValues((PUT,)))
     node.told(HOME_A)
     node.told(HOME_C)
     node.send(OBJECT_STORE + OWN, m.ObjectsLost(((PUT, "unreadable: the file is damaged"),)))
@@ -660,7 +661,7 @@ def test_a_durable_value_travels_whole_in_a_message(node: Executor) -> None:
     worker = node.delegated(1)
     value = b"x" * 100_000
     node.send(CLIENT + worker, m.Put(((PUT, value, (), True),)))
-    node.hear(HOME_A, m.Borrow(1, (PUT,)), m.FetchValues((PUT,)))
+    node.hear(HOME_A, holding(1, (PUT,)), m.FetchValues((PUT,)))
     (values,) = (each for each in node.told(HOME_A) if type(each) is m.FetchedValues)
     assert values.rows == ((PUT, m.OK, value, ()),)
     node.end(worker, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ class Peers:
     def __init__(self, ordered: bool = False) -> None:
         self.living = {A, B, C}
         self.sent: list[tuple[bytes, Any]] = []
-        self.channel = PeerChannel(self.living, lambda node, message: self.sent.append((node, message)), ordered)
+        self.channel = PeerChannel(self.living, lambda node, message: self.sent.append((node, message)), count(1), ordered)
 
 
 def test_a_message_is_sent_once_all_numbered_ones_before_it_are_acknowledged() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ledger_updates import holding, released
 from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OWN, Node, ref, row, task_id
 
 from tests.sim.kinds import Kind
@@ -176,7 +177,10 @@ def test_a_large_value_stays_where_it_was_made_until_it_is_requested() -> None:
     kinds = [type(message) for _, _, message in sent]
     assert kinds.index(m.Ended) < kinds.index(m.Pull) < kinds.index(m.Chunk) < kinds.index(m.Pulled)
     assert m.FetchedValues not in kinds
-    assert any(isinstance(message, m.Release) and source == "scheduler1" and to == "scheduler2" for source, to, message in sent)
+    assert any(
+        isinstance(message, m.UpdateLedger) and message.ended and source == "scheduler1" and to == "scheduler2"
+        for source, to, message in sent
+    )
 
 
 def test_a_task_runs_where_its_large_argument_is_without_a_copy() -> None:
@@ -1294,12 +1298,12 @@ def test_a_value_is_not_made_again_for_a_node_that_has_released_it() -> None:
     home.complete(home.worker, 0, first_attempt(0, 1), m.OK, b"value")
     home.submit(row(1, contains=(ref(0),)))
     home.complete(home.worker, 1, first_attempt(0, 1), m.OK, b"value")
-    home.send(b"L" + NODES[1], m.Borrow(1, (ref(0),), True))
+    home.send(b"L" + NODES[1], holding(1, (ref(0),)))
     home.sent.clear()
     record = home.scheduler.tables.find(ref(0))
     for source, message in (
         (b"L" + NODES[1], m.FetchValues((ref(0),))),
-        (b"L" + NODES[1], m.Release((ref(0),))),
+        (b"L" + NODES[1], released((ref(0),))),
         (CLIENT + DRIVER, m.Release((ref(0),))),
     ):
         home.scheduler.step(home.now, source, message)

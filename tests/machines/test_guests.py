@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ledger_updates import holding
 from nodes_alone import ACTOR_ID, CALL, CALLER, HANDLE, HOME_A, HOME_C, SELF, Nodes, call
 from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, OWN, died, task_id
 
@@ -72,7 +73,7 @@ def test_an_actor_is_made_by_a_delegated_task_and_its_callers_see_their_own_daem
 
 
 def test_other_nodes_are_told_where_it_lives(home: Home) -> None:
-    home.hear(HOME_C, m.Borrow(1, (HANDLE,)), m.FindActors((ACTOR_ID,)))
+    home.hear(HOME_C, holding(1, (HANDLE,)), m.FindActors((ACTOR_ID,)))
     home.made()
     rows = [row for each in home.told(HOME_C) if type(each) is m.ActorLocations for row in each.rows]
     assert [row[1:4] for row in rows] == [(m.CREATING, b"", FIRST), (m.ALIVE, HOME_A, FIRST)]
@@ -312,9 +313,9 @@ def test_as_its_node_is_drained_it_ends_after_its_running_calls_and_the_node_onc
     died(host, host.worker, None)
     end, last = host.told(HOME_A)
     assert (type(end), *end[:4]) == (m.LifeEnded, ACTOR_ID, GIVEN, ACTOR_ID, "its node was drained")
-    assert last == m.CopyValues(())
-    for node, over in ((HOME_A, False), (HOME_C, True)):
-        host.hear(node, m.ValuesCopied(()))
+    assert last == m.UpdateLedger(last.number, ()), "the last message to each node"
+    for node, asked, over in ((HOME_A, last, False), (HOME_C, host.told(HOME_C)[-1], True)):
+        host.hear(node, m.LedgerUpdated(asked.number))
         assert any(type(each) is EndNode for each in host.effects) == over
 
 

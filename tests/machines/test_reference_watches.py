@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from client_alone import NAMER, REGISTER, client, sent_by, submit
+from ledger_updates import holding, released
 from nodes_alone import HOME_A, HOME_C, OTHER, SELF, Executor, Nodes
 from scheduler_alone import DRIVER, OWN, Node, Restarted, died, ref, row
 
@@ -135,12 +136,12 @@ def test_a_value_that_was_freed_before_it_was_watched_or_is_unknown_is_answered_
 def test_a_home_notifies_another_node_when_the_last_holder_releases() -> None:
     node = Nodes()
     node.send(CLIENT + DRIVER, m.Put(((PUT_HERE, b"value", (), False),)))
-    node.hear(HOME_C, m.Borrow(1, (PUT_HERE,)))
+    node.hear(HOME_C, holding(1, (PUT_HERE,)))
     node.hear(HOME_A, m.WatchReferences((PUT_HERE,)), m.WatchReferences((PUT_HERE, OTHER)))
     assert of_kind(m.Unreferenced, node.told(HOME_A)) == [m.Unreferenced((OTHER,))], "that one is unknown"
     node.send(CLIENT + DRIVER, m.Release((PUT_HERE,)))
     assert node.told(HOME_A) == []
-    node.hear(HOME_C, m.Release((PUT_HERE,)))
+    node.hear(HOME_C, released((PUT_HERE,)))
     assert node.told(HOME_A) == [m.Unreferenced((PUT_HERE,))]
 
 
@@ -155,7 +156,7 @@ def test_a_watcher_whose_daemon_is_new_repeats_what_it_watches() -> None:
 def test_the_end_of_a_job_is_the_end_of_its_values() -> None:
     node = Nodes()
     node.send(CLIENT + DRIVER, m.Put(((PUT_HERE, b"value", (), False),)))
-    node.hear(HOME_C, m.Borrow(1, (PUT_HERE,)), m.WatchReferences((PUT_HERE,)))
+    node.hear(HOME_C, holding(1, (PUT_HERE,)), m.WatchReferences((PUT_HERE,)))
     node.send(CLIENT + DRIVER, m.Goodbye())
     assert m.Unreferenced((PUT_HERE,)) in node.told(HOME_C)
 
@@ -166,10 +167,10 @@ def test_the_end_of_a_job_is_the_end_of_its_values() -> None:
 def test_the_home_of_an_object_is_asked_behind_the_hold_and_its_answer_passed_on() -> None:
     node = Watching()
     borrow, asked = node.told(HOME_C)
-    assert (borrow, asked) == (m.Borrow(borrow.number, (OTHER,)), WATCH)
-    node.hear(HOME_C, m.Borrowed(borrow.number))
+    assert (borrow, asked) == (holding(borrow.number, (OTHER,)), WATCH)
+    node.hear(HOME_C, m.LedgerUpdated(borrow.number))
     node.send(CLIENT + DRIVER, m.Release((OTHER,)))
-    assert node.told(HOME_C) == [m.Release((OTHER,))]
+    assert node.told(HOME_C) == [released((OTHER,))]
     assert notified(node) == [], "others may need it"
     node.hear(HOME_A, m.Unreferenced((OTHER,)))
     assert notified(node) == [], "that node was not asked"
@@ -194,9 +195,7 @@ def test_the_home_of_the_job_is_asked_when_the_home_of_an_object_dies() -> None:
     assert WATCH in node.told(HOME_C)
     members(node, 2, HOME_A)
     told = node.told(HOME_A)
-    assert told.index(m.WatchReferences((OTHER,), HOME_C)) > told.index(
-        m.Remains(HOME_C, ((OTHER, True, False, -1, b"", ()),), (), (), False)
-    )
+    assert told.index(m.WatchReferences((OTHER,), HOME_C)) > told.index(m.Remains(HOME_C, ((OTHER, -1, b"", ()),), (), (), False))
     node.hear(HOME_A, m.Unreferenced((OTHER,)))
     assert notified(node, worker) == [OTHER]
 
@@ -205,7 +204,9 @@ def test_the_home_of_the_job_is_asked_when_the_home_of_an_object_dies() -> None:
 def test_the_home_of_the_job_answers_once_it_has_taken_over(held: bool) -> None:
     """Also a node that learns of the death before it does."""
     node = Watching()
-    node.hear(HOME_A, m.Remains(HOME_C, ((OTHER, held, False, -1, b"", ()),), (), (), False), m.WatchReferences((OTHER,), HOME_C))
+    if held:
+        node.hear(HOME_A, m.Remains(HOME_C, ((OTHER, -1, b"", ()),), (), (), False), holding(1, (OTHER,)))
+    node.hear(HOME_A, m.WatchReferences((OTHER,), HOME_C))
     node.send(CLIENT + DRIVER, m.Release((OTHER,)))
     members(node, 2, HOME_A)
     assert notified(node) == [], "node A may have more of the dead one"
@@ -214,7 +215,7 @@ def test_the_home_of_the_job_answers_once_it_has_taken_over(held: bool) -> None:
     node.turn()
     if held:
         assert notified(node) == []
-        node.hear(HOME_A, m.TookOver(HOME_C), m.Release((OTHER,)))
+        node.hear(HOME_A, m.TookOver(HOME_C), released((OTHER,)))
     else:
         node.hear(HOME_A, m.TookOver(HOME_C))
     node.turn()

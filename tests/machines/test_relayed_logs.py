@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ledger_updates import held, released
 from nodes_alone import ACTOR_ID, CALL, CALLER, HANDLE, HOME_A, HOME_C, OTHER, PUT, SELF, Nodes
 from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, OWN, died
 
@@ -58,15 +59,15 @@ def test_the_home_says_that_rows_are_committed_once_it_holds_what_they_name() ->
     home = Home()
     home.hear(HOME_A, relayed(BLOCK, (OTHER, HOME_C)))
     assert home.told(HOME_A) == [], "they are not written"
-    (borrow,) = [each for each in home.told(HOME_C) if type(each) is m.Borrow]
+    (borrow,) = [each for each in home.told(HOME_C) if held(each)]
     assert home.written() == [(LOG, b"rows")]
     assert home.told(HOME_A) == [], "their refs are not registered"
-    home.hear(HOME_C, m.Borrowed(borrow.number))
+    home.hear(HOME_C, m.LedgerUpdated(borrow.number))
     assert home.told(HOME_A) == [m.LogRecorded(ACTOR_ID, FIRST, 1)]
     home.hear(HOME_A, m.RelayedCheckpoint(ACTOR_ID, FIRST, 2, 3, 0, 1, b"state", (), ()))
     assert home.written() == [(CHECKPOINT, b"state")]
     assert m.LogRecorded(ACTOR_ID, FIRST, 2) in home.told(HOME_A)
-    assert m.Release((OTHER,)) in home.told(HOME_C), "the checkpoint stands for the rows"
+    assert released((OTHER,)) in home.told(HOME_C), "the checkpoint stands for the rows"
 
 
 @pytest.mark.parametrize("which", ["attempt", "node"])
@@ -98,7 +99,7 @@ def test_a_node_that_is_dead_is_refused_and_counted_and_the_next_life_reads_what
 def test_a_page_names_the_refs_of_its_rows_and_their_homes() -> None:
     home = Home()
     home.hear(HOME_A, relayed(BLOCK, (OTHER, HOME_C)))
-    home.hear(HOME_C, m.Borrowed(1))
+    home.hear(HOME_C, m.LedgerUpdated(1))
     home.sent.clear()
     home.hear(HOME_A, m.ReadLog(ACTOR_ID, FIRST, LOG, b""))
     (scan,) = [each for _, each in home.sent if type(each) is m.Scan]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from ledger_updates import held, released, searching
 from nodes_alone import ACTOR_ID, CALL, CALLER, HOME_A, HOME_C, OTHER, SELF, Nodes, call
 from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, died
 
@@ -72,7 +73,7 @@ def test_an_outcome_waits_until_what_the_actor_holds_is_registered_at_its_home(n
     node.report(worker, (CALL, m.OK, (b"value",), ()))
     node.hear(HOME_A, m.FindActors((ACTOR_ID,)))
     assert node.told(HOME_A) == [], "neither the outcome nor any word of the actor behind it"
-    node.hear(HOME_C, m.Borrowed(borrow.number))
+    node.hear(HOME_C, m.LedgerUpdated(borrow.number))
     assert [type(each) for each in node.told(HOME_A)] == [m.CallsEnded, m.ActorLocations]
 
 
@@ -105,7 +106,7 @@ def test_a_large_result_stays_here_for_the_callers_node(node: Nodes) -> None:
     assert ended.rows == ((CALL, CALLER, m.OK, (300_000,), ()),)
     record = node.scheduler.tables.objects[call_value(CALL, 0)]
     assert (record.home, record.holders) == (HOME_A, HOME_A)
-    node.hear(HOME_A, m.EndsReceived(1), m.Release((call_value(CALL, 0),)))
+    node.hear(HOME_A, m.EndsReceived(1), released((call_value(CALL, 0),)))
     assert call_value(CALL, 0) not in node.scheduler.tables.objects
 
 
@@ -115,7 +116,7 @@ def test_a_large_result_keeps_its_place_until_its_caller_has_received_the_outcom
     node.hear(HOME_A, m.RelayedCalls(ACTOR_ID, ATTEMPT, (call(contains=(OTHER,)),), CALLER, ((OTHER, HOME_C),)))
     node.report(worker, (CALL, m.OK, ((4096, 300_000), b"small"), ((OTHER,), ())))
     node.told(HOME_A)
-    node.hear(HOME_A, m.Release((value,)))
+    node.hear(HOME_A, released((value,)))
     node.hear(HOME_A, m.EndsReceived(1, ((CALLER, 0),)))
     assert (node.scheduler.tables.objects[value].holders, node.scheduler.tables.objects[value].pins) == (None, 1)
     node.hear(HOME_A, m.EndsReceived(1))
@@ -154,10 +155,10 @@ def test_a_large_result_is_named_before_its_outcome_to_the_next_daemon_of_its_ho
     node.told(HOME_A)
     node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon 2", node.scheduler.address[1:]))
     node.told(HOME_A)
-    node.hear(HOME_A, m.Borrow(1, (value, OTHER), False))
+    node.hear(HOME_A, searching(1, (value, OTHER)))
     retained, borrowed = node.told(HOME_A)
     assert retained == m.RetainedValues(((value, 300_000, ()),), ())
-    assert (borrowed.number, set(borrowed.unknown)) == (1, {value, OTHER})
+    assert borrowed == m.LedgerUpdated(1), "neither is at home here"
 
 
 def test_calls_for_a_life_that_has_ended_are_dropped_and_the_callers_node_is_notified(node: Nodes) -> None:
@@ -192,7 +193,7 @@ def find(node: Nodes) -> bytes:
     worker = node.delegated(1, FAR + FIRST_RETURN)
     node.send(CLIENT + worker, m.Hold((FAR + FIRST_RETURN,)))
     node.send(CLIENT + worker, m.FindActors((FAR,)))
-    assert [each for each in node.told(HOME_A) if type(each) is not m.Borrow] == [m.FindActors((FAR,))]
+    assert [each for each in node.told(HOME_A) if not held(each)] == [m.FindActors((FAR,))]
     return worker
 
 
@@ -220,7 +221,7 @@ def test_callers_see_their_own_daemon_in_place_of_the_actor(node: Nodes) -> None
 
 def test_a_call_takes_the_result_of_another_call_along_of_which_only_the_caller_knows(node: Nodes) -> None:
     worker = find(node)
-    node.hear(HOME_A, m.Borrowed(1), alive())
+    node.hear(HOME_A, m.LedgerUpdated(1), alive())
     passed_on = (call(1)[0], "add", b"arguments", (call_value(CALL, 0),), (b"value",), None)
     node.send(CLIENT + worker, m.Call(FAR, 7, (passed_on,)))
     assert node.told(HOME_A) == [m.RelayedCalls(FAR, 7, (passed_on,), worker, ())]
@@ -229,7 +230,7 @@ def test_a_call_takes_the_result_of_another_call_along_of_which_only_the_caller_
 
 def test_a_value_with_refs_inside_is_fetched_by_the_actors_node_which_learns_their_homes(node: Nodes) -> None:
     worker = find(node)
-    node.hear(HOME_A, m.Borrowed(1), alive())
+    node.hear(HOME_A, m.LedgerUpdated(1), alive())
     node.send(CLIENT + worker, m.Call(FAR, 7, (call(),)))
     node.hear(HOME_A, m.CallsEnded(1, ((CALL, worker, m.OK, (b"value",), ((OTHER,),)),), ((OTHER, HOME_C),)))
     node.told(HOME_A)
@@ -255,7 +256,7 @@ def confirm(node: Nodes, caller: bytes, after: float = RECEIPTS_WITHIN) -> None:
 
 def test_outcomes_are_acknowledged_together_after_a_while(node: Nodes) -> None:
     worker = find(node)
-    node.hear(HOME_A, m.Borrowed(1), alive())
+    node.hear(HOME_A, m.LedgerUpdated(1), alive())
     node.send(CLIENT + worker, m.Call(FAR, 7, (call(),)))
     node.told(HOME_A)
     node.hear(HOME_A, m.CallsEnded(1, ((CALL, worker, m.OK, (b"value",), ()),), ()))
@@ -275,7 +276,7 @@ def test_outcomes_are_acknowledged_together_after_a_while(node: Nodes) -> None:
 def test_an_outcome_is_acknowledged_once_its_caller_has_received_it(node: Nodes) -> None:
     """Until then this daemon may die before its frame arrives. The caller then repeats the call, and the actor would run it again."""
     worker = find(node)
-    node.hear(HOME_A, m.Borrowed(1), alive())
+    node.hear(HOME_A, m.LedgerUpdated(1), alive())
     node.send(CLIENT + worker, m.Call(FAR, 7, (call(), call(1))))
     node.hear(HOME_A, m.CallsEnded(3, ((CALL, worker, m.OK, (b"value",), ()),), ()))
     node.told(HOME_A)
@@ -295,7 +296,7 @@ def test_an_outcome_is_acknowledged_once_its_caller_has_received_it(node: Nodes)
 
 def test_a_caller_that_exits_lacks_no_outcomes(node: Nodes) -> None:
     worker = find(node)
-    node.hear(HOME_A, m.Borrowed(1), alive())
+    node.hear(HOME_A, m.LedgerUpdated(1), alive())
     node.send(CLIENT + worker, m.Call(FAR, 7, (call(),)))
     node.hear(HOME_A, m.CallsEnded(1, ((CALL, worker, m.OK, (b"value",), ()),), ()))
     requests(node, worker)
@@ -308,7 +309,7 @@ def test_a_caller_that_exits_lacks_no_outcomes(node: Nodes) -> None:
 
 def test_an_outcome_with_refs_is_acknowledged_once_they_are_held_here(node: Nodes) -> None:
     worker = find(node)
-    node.hear(HOME_A, m.Borrowed(1), alive())
+    node.hear(HOME_A, m.LedgerUpdated(1), alive())
     node.send(CLIENT + worker, m.Call(FAR, 7, (call(),)))
     node.told(HOME_A)
     node.hear(HOME_A, m.CallsEnded(1, ((CALL, worker, m.OK, (b"value",), ((OTHER,),)),), ((OTHER, HOME_C),)))
@@ -317,7 +318,7 @@ def test_an_outcome_with_refs_is_acknowledged_once_they_are_held_here(node: Node
     (borrow,) = node.told(HOME_C)
     confirm(node, worker)
     assert node.told_at_last(HOME_A) == []
-    node.hear(HOME_C, m.Borrowed(borrow.number))
+    node.hear(HOME_C, m.LedgerUpdated(borrow.number))
     assert node.told(HOME_A) == [m.EndsReceived(1)]
 
 
@@ -327,12 +328,12 @@ def begin_next_daemon(node: Nodes) -> None:
     told = node.told(HOME_A)
     assert m.FindActors((FAR,)) in told
     node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.2", node.scheduler.address[1:]), m.Ready())
-    node.hear(HOME_A, *(m.Borrowed(each.number) for each in told if type(each) is m.Borrow))
+    node.hear(HOME_A, *(m.LedgerUpdated(each.number) for each in told if held(each)))
 
 
 def test_calls_come_again_before_an_outcome_is_acknowledged_that_the_next_daemon_has_sent(node: Nodes) -> None:
     worker = find(node)
-    node.hear(HOME_A, m.Borrowed(1), alive())
+    node.hear(HOME_A, m.LedgerUpdated(1), alive())
     node.send(CLIENT + worker, m.Call(FAR, 7, (call(), call(1))))
     node.sent.clear()
     begin_next_daemon(node)
@@ -350,7 +351,7 @@ def test_calls_come_again_before_an_outcome_is_acknowledged_that_the_next_daemon
 def test_later_calls_do_not_overtake_calls_that_were_lost_with_a_daemon(node: Nodes) -> None:
     """They were on their way as their caller was to repeat those."""
     worker = find(node)
-    node.hear(HOME_A, m.Borrowed(1), alive())
+    node.hear(HOME_A, m.LedgerUpdated(1), alive())
     node.send(CLIENT + worker, m.Call(FAR, 7, (call(),)))
     begin_next_daemon(node)
     assert m.RepeatCalls(FAR) in node.sent_to(CLIENT + worker)
@@ -364,7 +365,7 @@ def test_later_calls_do_not_overtake_calls_that_were_lost_with_a_daemon(node: No
 
 def test_nothing_is_expected_of_a_caller_that_exits_before_it_has_repeated_its_calls(node: Nodes) -> None:
     worker = find(node)
-    node.hear(HOME_A, m.Borrowed(1), alive())
+    node.hear(HOME_A, m.LedgerUpdated(1), alive())
     begin_next_daemon(node)
     assert node.scheduler.remote_actors._repeating == {(worker, FAR)}
     died(node, worker, None)

@@ -119,7 +119,7 @@ class Invariants:
         if message.complete and tables.dead.get(message.node) and sender in tables.nodes:
             self.world.fail(f"node {daemon.node.number} has taken over from a dead one before {self.world.who(sender)} has reported")
         self._going_on.update(message.attempts)
-        self._copies.update({row[0][:TASK_BYTES]: (row[0], sender) for row in message.objects if row[3] == OK})
+        self._copies.update({row[0][:TASK_BYTES]: (row[0], sender) for row in message.objects if row[1] == OK})
 
     def _runs_once_more(self, worker: WorkerProcess, item: Item) -> None:
         """Fail if a task of a dead home runs again although an attempt goes on that another node has reported, or its value is there."""
@@ -171,8 +171,8 @@ class Invariants:
                         ended[node, message.number, index] = row[0], daemon.node.restarts
             if type(message) is m.StopDelegated and self._going_on.get(message.task_id) == message.attempt:
                 del self._going_on[message.task_id]
-            if type(message) is m.Release:
-                for identifier in message.object_ids:
+            if type(message) is m.UpdateLedger:
+                for identifier in [each for kind, ids in message.ended if kind == m.HOLD for each in ids]:
                     self._copies.pop(identifier[:TASK_BYTES], None)
             if to != REGISTRY and daemon.core.member is not None and daemon.core.member.silent:
                 self.world.fail(f"node {daemon.node.number} sends {type(message).__name__}, and its lease is nearly over")

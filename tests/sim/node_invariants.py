@@ -98,10 +98,10 @@ def _relations(node: Node, tables: Tables, nodes: set[bytes]) -> Iterator[tuple[
     found += [("rows that are retained", each) for each in tables.retained_rows]
     found += [("rows that were entrusted", each) for each, rows in tables.entrusted.items() if rows]
     found += [(f"the job {short(each.id)}", each.home) for each in tables.jobs.values() if each.home and not each.ended]
-    for channel in (scheduler.borrowing.holds, scheduler.entrusting.rows):
+    for channel in (tables.ledger.holds, tables.ledger.rows):
         found += [("a message that is not acknowledged", each) for each in channel._open.values()]
         found += [("a message that waits for others", each) for _, each, _ in channel._waiting]
-    found += [("a release that waits for holds", each) for each, _ in scheduler.borrowing._releasing]
+    found += [("an end that waits for holds", each) for each, _ in tables.ledger._releasing]
     found += [("callers", each) for each, known in callers._callers.items() if known]
     yield from (each for each in found if each[1] not in nodes)
     yield from (("a takeover", each) for each in scheduler.failover._takeovers)

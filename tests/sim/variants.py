@@ -48,6 +48,7 @@ from zfabric.machines.local_scheduler.channel import PeerChannel, PeerOutbox
 from zfabric.machines.local_scheduler.machine import LocalScheduler
 from zfabric.machines.local_scheduler.nodes import peers
 from zfabric.machines.local_scheduler.nodes.lone_tasks import Ahead, LoneTasks
+from zfabric.machines.local_scheduler.nodes.peer_entries import PeerEntries
 from zfabric.machines.local_scheduler.nodes.placement import when
 from zfabric.machines.local_scheduler.records import TASKS
 from zfabric.machines.local_scheduler.requests import PendingRequests
@@ -78,6 +79,10 @@ def _without_option(name: str) -> Callable[[m.Rows], m.Rows]:
     return lambda rows: tuple(
         row if row[-1] is None or len(row) in (3, 4) else (*row[:-1], tuple(each for each in row[-1] if each[0] != name)) for row in rows
     )
+
+
+def _except_kind(kind: str) -> Callable[[m.Rows], m.Rows]:
+    return lambda entries: tuple(each for each in entries if each[0] != kind)
 
 
 def _except(*tables: str) -> Callable[[m.Rows], m.Rows]:
@@ -423,11 +428,7 @@ OF_KINDS: tuple[tuple[Kind, dict[str, Patches]], ...] = (
             # A new transfer agent is not asked for what the one before had not copied.
             "copies-of-a-dead-agent-lost": (lost_beside(LocalScheduler, m.Pull, beside=m.NodeTable),),
             # Values that a node retains for a home are not released.
-            "copied-values-not-released": (
-                arriving(
-                    LocalScheduler, m.Release, lambda _, source, message: () if source[:1] == LOCAL_SCHEDULER else ((source, message),)
-                ),
-            ),
+            "copied-values-not-released": (altered(LocalScheduler, m.UpdateLedger, ended=_except_kind(m.HOLD)),),
             # The link to a restarted daemon goes on with the numbers of the one before; that daemon begins with 1.
             "link-begun-anew-on-one-side": ((NodeLink, "confirm", _goes_on_with_the_next_daemon),),
             # Ends of attempts count as received as soon as they are sent.
@@ -443,7 +444,7 @@ OF_KINDS: tuple[tuple[Kind, dict[str, Patches]], ...] = (
             # A registry that was held up counts that time as theirs who could not renew their leases meanwhile.
             "stalled-registry-kills": ((Registry, "step", _missed_looks_made_up),),
             # The home of a job keeps rows that are withdrawn.
-            "rows-not-withdrawn": (lost(LocalScheduler, m.Withdraw),),
+            "rows-not-withdrawn": (altered(LocalScheduler, m.UpdateLedger, ended=_except_kind(m.ENTRUSTED)),),
             # Ends of attempts are never acknowledged: what they name stays pinned.
             "ends-not-acknowledged": (lost(LocalScheduler, m.EndsReceived),),
         },
@@ -534,7 +535,10 @@ OF_KINDS: tuple[tuple[Kind, dict[str, Patches]], ...] = (
             # Nodes are not told that others would begin their tasks sooner.
             "never-moved": (lost(LocalScheduler, m.Reclaim),),
             # A drained node leaves as soon as it has asked others to copy its values, and whether they have received everything.
-            "leaves-unconfirmed": (early(LocalScheduler, m.CopyValues, lambda asked: m.ValuesCopied(asked.object_ids)),),
+            "leaves-unconfirmed": (
+                early(LocalScheduler, m.CopyValues, lambda asked: m.ValuesCopied(asked.object_ids)),
+                early(LocalScheduler, m.UpdateLedger, lambda asked: None if asked.added else m.LedgerUpdated(asked.number)),
+            ),
         },
     ),
     (
@@ -571,8 +575,8 @@ SAYS = {
 }
 """Part of the failure that shows these, if no other invariant is sure to."""
 
-_ENTRUSTED = early(LocalScheduler, m.Entrust, lambda asked: m.Entrusted(asked.number))
-_BORROWED = early(LocalScheduler, m.Borrow, lambda asked: m.Borrowed(asked.number))
+_ENTRUSTED = early(LocalScheduler, m.Entrust, lambda asked: m.LedgerUpdated(asked.number))
+_HELD = early(LocalScheduler, m.UpdateLedger, lambda asked: m.LedgerUpdated(asked.number) if asked.number else None)
 _ACKNOWLEDGED: Patch = (PeerChannel, "number_for", _acknowledged_when_numbered)
 
 SCRIPTED: dict[str, Patches] = {
@@ -589,7 +593,7 @@ SCRIPTED: dict[str, Patches] = {
     # The home of a job that takes over is not told which tasks other nodes run.
     "attempts-that-run-begin-again": (altered(LocalScheduler, m.Remains, attempts=nothing),),
     # What may end a hold leaves before the holds of this node are registered.
-    "lender-lets-go-first": (_BORROWED, _ACKNOWLEDGED),
+    "lender-lets-go-first": (_HELD, _ACKNOWLEDGED),
     # What waits for messages to a former daemon does not wait for what is sent to the next one again: the barrier has closed.
     "wait-ends-with-daemon": ((PeerChannel, "has_closed", lambda right: lambda self, barrier: True),),
     # Outcomes of calls are over once the node of their caller has them, which may lose them with its daemon.
@@ -597,7 +601,9 @@ SCRIPTED: dict[str, Patches] = {
     # Requests are not repeated to a new daemon.
     "requests-not-repeated": ((PendingRequests, "repeat", _does_nothing),),
     # Holds are released before they are registered.
-    "release-overtakes-hold": (_BORROWED,),
+    "release-overtakes-hold": (_HELD,),
+    # Entries that a node's next daemon has not repeated go on. Which are missing is known inside.
+    "missing-entries-stay": ((PeerEntries, "node_ready", _does_nothing),),
     # A node that takes over does not wait for the others to do so.
     "death-overtakes-hold": (early(LocalScheduler, m.TookOver, lambda told: told),),
     # Children of a dead attempt run on. Which attempts are void is known inside.

@@ -16,6 +16,8 @@ from zfabric.protocol import messages as m
 Item = TypeVar("Item")
 Sent: TypeAlias = m.Ended | m.CallsEnded | m.RelayedYields | m.LogAppended | m.Checkpoint
 """Numbered messages, retained until they are acknowledged."""
+Sender: TypeAlias = Callable[[bytes, m.Message], None]
+"""Sends a message to a node."""
 CallsByWorker: TypeAlias = Mapping[bytes, list[bytes]]
 """Ids of calls, by the worker that ran them."""
 NO_CALLS: CallsByWorker = {}
@@ -33,13 +35,14 @@ def batches(rows: Iterable[Item]) -> Iterator[tuple[Item, ...]]:
 class PeerChannel:
     """Numbered messages to other nodes, and messages that wait for their acknowledgements.
 
-    ``nodes`` are the living ones. In an ``ordered`` channel, a node processes messages in the order in which they were sent: what follows
-    to the same node waits for other nodes only.
+    ``nodes`` are the living ones; channels may share ``numbers``. In an ``ordered`` channel, a node processes messages in the order in
+    which they were sent: what follows to the same node waits for other nodes only.
     """
 
-    def __init__(self, nodes: Container[bytes], send: Callable[[bytes, m.Message], None], ordered: bool = False) -> None:
+    def __init__(self, nodes: Container[bytes], send: Sender, numbers: Iterator[int], ordered: bool = False) -> None:
         self._nodes = nodes
         self._send = send
+        self._numbers = numbers
         self._ordered = ordered
         self.barrier = 0
         """The last number: what waits for all messages so far waits for this one."""
@@ -55,7 +58,7 @@ class PeerChannel:
 
     def number_for(self, node: bytes) -> int:
         """Take the next number, for this node to acknowledge."""
-        self.barrier += 1
+        self.barrier = next(self._numbers)
         self._open[self.barrier] = node
         return self.barrier
 

@@ -47,6 +47,7 @@ from zfabric.machines.local_scheduler.nodes.heartbeats import Heartbeats
 from zfabric.machines.local_scheduler.nodes.key_requests import KeyRequests
 from zfabric.machines.local_scheduler.nodes.lone_tasks import Finders, LoneTasks
 from zfabric.machines.local_scheduler.nodes.orphans import Orphans
+from zfabric.machines.local_scheduler.nodes.peer_entries import PeerEntries
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.peers import Peers
 from zfabric.machines.local_scheduler.nodes.placement.back import Reclaiming, Returns
@@ -214,7 +215,7 @@ class LocalScheduler:
         self.orphans = Orphans(self.tables, self.outcomes)
         self.unknown_nodes = UnknownNodes(self.tables, self.requests)
         self.watches = ReferenceWatches(self.tables, self.references, self.unknown_nodes)
-        self.borrowing = Borrowing(self.tables, self.references, self.unknown_nodes, self.entrusting, self.orphans, self.streams, node)
+        self.borrowing = Borrowing(self.tables, self.unknown_nodes, self.orphans, node)
         self.copies = Copies(self.tables, node)
         self.fetching = Fetching(
             self.tables,
@@ -238,7 +239,7 @@ class LocalScheduler:
             self.children,
             self.fetching,
         )
-        self.receipts = Receipts(self.tables, self.borrowing)
+        self.receipts = Receipts(self.tables)
         self.remote_streams = RemoteStreams(
             self.tables, self.references, self.outcomes, self.streams, self.borrowing, self.executions, self.receipts
         )
@@ -302,7 +303,7 @@ class LocalScheduler:
         self.group_tasks = GroupTasks(self.tables, self.outcomes, self.delegations)
         self.reclaiming = Reclaiming(self.tables, self.outcomes, self.delegations)
         self.returns = Returns(self.tables, self.outcomes, self.placement)
-        self.draining = Draining(self.tables, self.borrowing, self.returns, self.actors, self.guests, self.groups, self.workers)
+        self.draining = Draining(self.tables, self.returns, self.actors, self.guests, self.groups, self.workers)
         self.key_requests = KeyRequests(self.tables, self.requests)
         self.cluster_queries = ClusterQueries(self.tables, self.requests, node)
         self.failover = Failover(
@@ -331,6 +332,7 @@ class LocalScheduler:
             self.streams,
             self.step,
         )
+        self.entries = PeerEntries(self.tables, self.references, self.streams, self.entrusting, self.failover)
         self.repeats = Repeats(
             self.tables,
             self.references,
@@ -352,6 +354,7 @@ class LocalScheduler:
             self.guest_logs,
             self.watches,
             self.receipts,
+            self.entries,
         )
         self.peers = Peers(
             node,
@@ -380,8 +383,6 @@ class LocalScheduler:
             self.tables,
             self.jobs,
             self.dispatcher,
-            self.borrowing,
-            self.entrusting,
             self.children,
             self.failover,
             node,
@@ -615,14 +616,14 @@ class LocalScheduler:
             self.workers.trim(now)
 
     def _send_to_nodes(self, now: float) -> None:
-        """Send new holds first, then what may end a hold, then releases."""
+        """Send new holds first, then what may end another node's hold."""
         tables = self.tables
-        if tables.first_held or tables.to_borrow or tables.to_retain:
-            self.borrowing.begin_end_of_turn()
+        if tables.submitted_here or tables.finished:
+            self.children.end_of_turn()
+        if tables.ledger.is_due:
+            self.borrowing.end_of_turn()
         if self.failover.to_tell:
             self.failover.end_of_turn()
-        if tables.submitted_here:
-            self.children.begin_end_of_turn()
         if tables.relayed_yields or self.remote_streams.last:
             self.remote_streams.end_of_turn()
         if self.detached.changed:
@@ -633,8 +634,6 @@ class LocalScheduler:
             self.guest_logs.end_of_turn()
         if tables.delegated_ends:
             self.executions.end_of_turn()
-        if tables.finished:
-            self.children.end_of_turn()
         if self.remote_actors.later or self.remote_actors.kills:
             self.remote_actors.end_of_turn()
         if tables.relayed_ends or tables.behind_ends:
@@ -643,12 +642,8 @@ class LocalScheduler:
             self.remote_logs.end_of_turn()
         if self.receipts.owed and now >= min(self.receipts.owed.values()):
             self.receipts.end_of_turn(now)
-        if tables.to_fetch or tables.for_nodes or tables.unwanted or tables.given_up:
+        if tables.to_fetch or tables.for_nodes or tables.unwanted:
             self.fetching.end_of_turn()
-        if tables.given_up or tables.rows_given_up:
-            self.borrowing.end_of_turn()
-        if tables.withdrawn:
-            self.entrusting.end_of_turn()
         if tables.draining and not tables.recovering:
             self.draining.end_of_turn(now)
         if self.draining.wanted:
@@ -856,8 +851,8 @@ class LocalScheduler:
             m.RelayedYields: self.remote_streams.on_relayed_yields,
             m.AllowYields: self.remote_streams.on_allow_yields,
             m.EndsReceived: self.remote_streams.on_ends_received,
-            m.Borrow: self.repeats.on_borrow,
-            m.Borrowed: self.peer_recovery.on_borrowed,
+            m.UpdateLedger: self.entries.on_update_ledger,
+            m.LedgerUpdated: self.peer_recovery.on_ledger_updated,
             m.FetchValues: self.fetching.on_fetch_values,
             m.NodeDraining: self.draining.on_draining,
             m.CopyValues: self.draining.on_copy_values,
@@ -867,13 +862,8 @@ class LocalScheduler:
             m.JobOutput: self.on_job_output,
             m.JobLives: self.detached.on_job_lives,
             m.Entrust: self.failover.on_entrust,
-            m.Entrusted: self.entrusting.on_entrusted,
-            m.Finished: self.failover.on_finished,
-            m.Withdraw: self.failover.on_withdraw,
             m.Remains: self.failover.on_remains,
             m.TookOver: self.failover.on_took_over,
-            m.RetainRows: self.borrowing.on_retain_rows,
-            m.ReleaseRows: self.borrowing.on_release_rows,
             m.RetainCopies: self.fetching.on_retain_copies,
             m.RunningDelegated: self.repeats.on_running_delegated,
             m.ClaimValues: self.repeats.on_claim_values,

@@ -1197,8 +1197,8 @@ class NodeRecord(WorkerRecord):
         """How often it has registered again, after either's restart."""
         self.reported: dict[bytes, int] = {}
         """As home: attempts that it reports on registering, by task."""
-        self.repeated: set[bytes] = set()
-        """As home: objects that it reports to hold on registering."""
+        self.repeated: set[tuple[str, bytes]] = set()
+        """Entries of its ledger, (``HOLD`` or ``ROW``, object), that it repeats on registering."""
 
     @property
     def is_ready(self) -> bool:

@@ -16,7 +16,7 @@ from zfabric.machines.local_scheduler.records import DONE, DURABLE, NO_HOME, Any
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import ActorUnreferenced, ObjectUnreferenced, StreamUnreferenced
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, is_call, is_put
-from zfabric.protocol.messages import OK
+from zfabric.protocol.messages import ENTRUSTED, HOLD, OK, ROW
 
 COLLECT_PER_TURN = 20_000
 """Records checked in one turn: about 10 ms."""
@@ -70,8 +70,8 @@ class References:
                 unknown.append(object_id)
             else:
                 record.add_holder(process)
-                if record.home:
-                    self.tables.first_held.append(record)
+                if record.hold is not None:
+                    self.tables.ledger.hold(record)
         return unknown
 
     def release(self, object_ids: Iterable[bytes], process: bytes) -> None:
@@ -211,8 +211,8 @@ class References:
                         self.tables.transitions.append(StreamUnreferenced(record))
                 elif not record.fetchers:
                     self._free(record)
-            elif record.hold is not None and not record.is_needed and record.hold.give_back():
-                self.tables.given_up.append((record.home, record.object_id))  # The home's hold here does not need a hold there.
+            elif record.hold is not None and not record.is_needed:
+                self.tables.ledger.give_back(record)  # The home's hold here does not need a hold there.
         while self.lineage_bytes > self.tables.config.lineage_bytes and self._lineage:
             self.evicted += 1
             self._forget(next(iter(self._lineage.values())))
@@ -256,7 +256,8 @@ class References:
         if type(record.value) is Stored:
             self.tables.freed.append(record.object_id)
         elif isinstance(record.value, Elsewhere):
-            self.tables.given_up.append((record.value.place, record.object_id))
+            self.tables.unwanted.append(record.object_id)
+            self.tables.ledger.end(record.value.place, HOLD, record.object_id)
         if record.value is not None:
             record.lose(self.tables.inline)
 
@@ -325,16 +326,14 @@ class References:
         if self.tables.objects.get(object_id) not in (record, None):
             return  # It was replaced when its home was found.
         self.tables.unwanted.append(object_id)
-        if hold.give_back():
-            self.tables.given_up.append((hold.home, object_id))
+        self.tables.ledger.give_back(record)
         if record.named > 0:
             record.expect(self.tables.inline)
-            if hold.retain_row():
-                self.tables.to_retain.append(record)
+            self.tables.ledger.retain_row(record)
             return
         self.tables.objects.pop(object_id, None)
         if hold.row_retained:
-            self.tables.rows_given_up.append((hold.home, object_id))
+            self.tables.ledger.end(hold.home, ROW, object_id)
 
     def retain_rows_for(self, node: bytes, object_ids: Iterable[bytes]) -> None:
         """Retain rows that make these, for another node's rows."""
@@ -399,7 +398,7 @@ class References:
         if stream is not None:
             self.unpin(stream.take_unclaimed())
         if task.rare is not None and task.rare.entrusted:
-            self.tables.withdrawn.append(task)
+            self.tables.ledger.end(task.function.queue.job.home, ENTRUSTED, task.id)
         for value in task.values():
             if type(value.value) is bytes:
                 self._empty(value)

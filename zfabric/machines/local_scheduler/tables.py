@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from zfabric.config import Config
 from zfabric.machines.common.resources import ResourcePool, count_fitting, covers
 from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord, GuestRecord, RemoteActorRecord
-from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.due import PartDeadlines
 from zfabric.machines.local_scheduler.group_records import Bundle, GroupPool, GroupRecord, KnownGroup
 from zfabric.machines.local_scheduler.latencies import Latencies
+from zfabric.machines.local_scheduler.ledger import Ledger
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, InlineValues, Stored
 from zfabric.machines.local_scheduler.records import (
     HOSTING,
@@ -64,7 +64,7 @@ _NOBODY = (b"", b"")
 class Tables:
     """Records and indexes. Each fact is in one container; an index says what it derives from.
 
-    Lists of things to do, such as ``to_borrow``, are outboxes: filled by any part, emptied once per turn by their owner.
+    Lists of things to do, such as ``to_fetch``, are outboxes: filled by any part, emptied once per turn by their owner.
     """
 
     def __init__(
@@ -121,28 +121,17 @@ class Tables:
         """The last dead nodes: whether this node has taken over."""
         self.entrusted: dict[bytes, dict[bytes, EntrustedRow]] = {}
         """Rows entrusted to this home of their jobs, by home and task."""
-        self.withdrawn: list[TaskRecord] = []
-        """Entrusted tasks whose rows are to be withdrawn."""
         self.submitted_here: list[m.Rows] = []
         """Other homes' rows submitted here in this turn."""
         self.finished: list[TaskRecord] = []
         """Unfinished entrusted tasks that ended in this turn."""
-        self.first_held: list[AnyObject] = []
-        """Borrowed objects newly held by a process here."""
-        self.to_borrow: list[AnyObject] = []
-        """Objects whose homes are to register this node."""
-        self.to_retain: list[AnyObject] = []
-        """Objects whose homes are to retain their rows."""
-        self.rows_given_up: list[tuple[bytes, bytes]] = []
-        """(home, object) of rows to release there."""
+        self.ledger = Ledger(self.nodes, self.send_to_node)
         self.retained_rows: dict[bytes, set[bytes]] = {}
         """Objects whose rows other nodes' rows need, by node."""
         self.to_fetch: list[AnyObject] = []
         """Values on other nodes that something here awaits."""
         self.unwanted: list[bytes] = []
         """Values whose copying is to stop."""
-        self.given_up: list[tuple[bytes, bytes]] = []
-        """Holds to release: (home, object)."""
         self.for_nodes: list[tuple[bytes, AnyObject]] = []
         """(node, record) of existing values to send."""
         self.delegated_ends: list[tuple[TaskRecord | RefusedRow, int, Row, tuple[Row, Row] | None, tuple[bytes, ...]]] = []
@@ -269,11 +258,6 @@ class Tables:
     def send_to_node(self, node: bytes, message: m.Message) -> None:
         """Send to another local scheduler."""
         self.effects.append(Send(LOCAL_SCHEDULER + node, message))
-
-    def send_ids(self, node: bytes, kind: Callable[[tuple[bytes, ...]], m.Message], ids: Iterable[bytes]) -> None:
-        """Send ids in messages of this kind, unless the node is dead."""
-        for batch in batches(ids if node in self.nodes else ()):
-            self.send_to_node(node, kind(batch))
 
     def send_to_peer(self, node: bytes, message: m.Message) -> None:
         """Send to a local scheduler, perhaps this one."""

@@ -38,6 +38,7 @@ from zfabric.protocol.messages import (
     failover,
     groups,
     key_values,
+    ledger,
     node,
     placement,
     queries,
@@ -55,6 +56,7 @@ from zfabric.protocol.messages.delegation import *
 from zfabric.protocol.messages.failover import *
 from zfabric.protocol.messages.groups import *
 from zfabric.protocol.messages.key_values import *
+from zfabric.protocol.messages.ledger import *
 from zfabric.protocol.messages.node import *
 from zfabric.protocol.messages.placement import *
 from zfabric.protocol.messages.queries import *
@@ -81,6 +83,7 @@ SECTIONS: tuple[ModuleType, ...] = (
     control_store,
     placement,
     delegation,
+    ledger,
     failover,
     groups,
     key_values,

@@ -210,7 +210,7 @@ class ClaimValues(NamedTuple):
 class RetainedValues(NamedTuple):
     """node -> home of objects. On registration of the node: values retained for the home, ``(object_id, size, refs contained)``.
 
-    The home sends ``Release`` for those that it does not need.
+    The home ends the holds on those that it does not need.
     """
 
     rows: Annotated[Rows, layout(OBJECT, COUNT, many(OBJECT))]
@@ -305,8 +305,8 @@ class Ended(NamedTuple):
     """executor -> home. Attempts that ended.
 
     ``completed`` has the fields of ``Completed``; the id of each function in ``durations`` follows its job's. A status may also be ``LOST``
-    or ``STAYS``. A large value is represented by its size: the executor retains the value until ``Release``. It retains the message, and
-    pins its objects, until ``EndsReceived``.
+    or ``STAYS``. A large value is represented by its size: the executor retains the value until the home ends its hold. It retains the
+    message, and pins its objects, until ``EndsReceived``.
     """
 
     number: Count
@@ -358,29 +358,6 @@ class EndsReceived(NamedTuple):
 
 
 @from_nodes(LOCAL_SCHEDULER)
-class Borrow(NamedTuple):
-    """any node -> home of objects. The sender has refs to these objects. ``Borrowed`` with the same number is the answer.
-
-    A restarted daemon does not know the homes of objects that its processes refer to. It asks every node, with ``certain`` false.
-    """
-
-    number: Count
-    object_ids: ObjectIds
-    certain: bool = True
-
-
-@from_nodes(LOCAL_SCHEDULER)
-class Borrowed(NamedTuple):
-    """home of objects -> borrower. The borrower is registered as a holder until it sends ``Release``.
-
-    ``unknown`` objects have their home elsewhere.
-    """
-
-    number: Count
-    unknown: ObjectIds = ()
-
-
-@from_nodes(LOCAL_SCHEDULER)
 class FetchValues(NamedTuple):
     """any node -> home of objects. Request values; ``FetchedValues`` answers as soon as they exist."""
 
@@ -409,7 +386,7 @@ class CopyLost(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class RetainCopies(NamedTuple):
-    """home of objects -> a node that may have copies. The home has lost its own: retain these until ``Release``.
+    """home of objects -> a node that may have copies. The home has lost its own: retain these until it ends its holds.
 
     ``CopyLost`` answers for each that is absent.
     """
@@ -424,10 +401,7 @@ class NodeDraining(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class CopyValues(NamedTuple):
-    """node that is drained -> home or holder of objects. Copy these values, which the sender has. ``ValuesCopied`` is the answer.
-
-    The answer to the last of these messages, which is empty, acknowledges all.
-    """
+    """node that is drained -> home or holder of objects. Copy these values, which the sender has. ``ValuesCopied`` is the answer."""
 
     object_ids: ObjectIds
 

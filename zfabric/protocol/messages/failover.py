@@ -7,10 +7,10 @@ have of those tasks and their values.
 from typing import Annotated, NamedTuple
 
 from zfabric.protocol.access import from_nodes
-from zfabric.protocol.checks import ATTEMPT, BOOL, COUNT, INT, OBJECT, TASK, MalformedFrame, column, layout, many
+from zfabric.protocol.checks import ATTEMPT, COUNT, INT, OBJECT, TASK, MalformedFrame, column, layout, many
 from zfabric.protocol.ids import LOCAL_SCHEDULER
 from zfabric.protocol.messages.delegation import STAYS, check_job
-from zfabric.protocol.messages.rows import Count, FunctionRows, Homes, JobId, NodeId, ObjectIds, Rows, TaskIds, TaskRows
+from zfabric.protocol.messages.rows import Count, FunctionRows, Homes, JobId, NodeId, Rows, TaskIds, TaskRows
 from zfabric.protocol.messages.tasks import OK
 
 
@@ -18,9 +18,8 @@ from zfabric.protocol.messages.tasks import OK
 class Entrust(NamedTuple):
     """home of tasks -> home of their job. Task rows that the receiver needs if the sender dies, with all rows that these name.
 
-    ``Entrusted`` with the same number is the answer. Other nodes refer to the tasks' values, or the tasks are ``unfinished``: without an
-    outcome, and their parents have ended, so that nobody would submit them again. ``unfinished`` may name earlier rows. ``functions`` are
-    new to the receiver.
+    They are ``ENTRUSTED`` entries of the sender's ledger; ``LedgerUpdated`` with the same number is the answer. Other nodes refer to the
+    tasks' values, or the tasks are ``unfinished``, perhaps with earlier rows. ``functions`` are new to the receiver.
     """
 
     number: Count
@@ -35,37 +34,12 @@ class Entrust(NamedTuple):
         check_job(self.job, self.rows)
 
 
-@from_nodes(LOCAL_SCHEDULER)
-class Entrusted(NamedTuple):
-    """home of a job -> home of tasks. The sender has the rows of the ``Entrust`` with this number.
-
-    On registration of the sender, ``task_ids`` are the tasks whose rows it has. The receiver withdraws those that it does not need.
-    """
-
-    number: Count
-    task_ids: TaskIds = ()
-
-
-@from_nodes(LOCAL_SCHEDULER)
-class Finished(NamedTuple):
-    """home of tasks -> home of their job. These tasks were sent as unfinished, and have outcomes now."""
-
-    task_ids: TaskIds
-
-
-@from_nodes(LOCAL_SCHEDULER)
-class Withdraw(NamedTuple):
-    """home of tasks -> home of their job. Nobody needs these rows any more."""
-
-    task_ids: TaskIds
-
-
 PENDING = -1
 """The status in ``Remains`` of an object whose value is not there."""
 
 
 def _check_objects(rows: Rows) -> None:
-    for _, _, _, status, value, _ in rows:
+    for _, status, value, _ in rows:
         if not PENDING <= status <= STAYS or type(value) is not (int if status == OK else bytes):
             raise MalformedFrame("there is no value, or its size, or an outcome that is not a value")
         if status == OK:
@@ -76,18 +50,15 @@ def _check_objects(rows: Rows) -> None:
 class Remains(NamedTuple):
     """any node -> home of a job. After the death of ``node``: what the sender has of objects and tasks that were at home there.
 
-    ``objects`` are rows ``(object_id, held, named, status, value, refs inside)``:
-
-    - ``held``: the sender is a holder of the object.
-    - ``named``: rows that the sender retains name the object (``RetainRows``).
-    - ``status`` -1: the sender does not have the value. OK: it retains the value, of size ``value``, for the receiver. Otherwise the two
-      are an outcome that is not a value.
+    ``objects`` are rows ``(object_id, status, value, refs inside)``. ``status`` -1: the sender does not have the value. OK: it retains the
+    value, of size ``value``, for the receiver. Otherwise the two are an outcome that is not a value. What the sender needs of these objects
+    follows (``UpdateLedger``).
 
     ``attempts`` are rows ``(task_id, attempt)`` of tasks delegated to the sender. The last message is ``complete``.
     """
 
     node: NodeId
-    objects: Annotated[Rows, layout(OBJECT, BOOL, BOOL, INT, column(bytes, int), many(OBJECT)), _check_objects]
+    objects: Annotated[Rows, layout(OBJECT, INT, column(bytes, int), many(OBJECT)), _check_objects]
     homes: Homes
     attempts: Annotated[Rows, layout(TASK, ATTEMPT)]
     complete: bool
@@ -101,17 +72,3 @@ class TookOver(NamedTuple):
     """
 
     node: NodeId
-
-
-@from_nodes(LOCAL_SCHEDULER)
-class RetainRows(NamedTuple):
-    """any node -> home of objects. Rows that the sender retains name these objects: retain the rows of their tasks, not their values."""
-
-    object_ids: ObjectIds
-
-
-@from_nodes(LOCAL_SCHEDULER)
-class ReleaseRows(NamedTuple):
-    """any node -> home of objects. No row that the sender retains names these objects any more."""
-
-    object_ids: ObjectIds

@@ -43,9 +43,8 @@ class Hold(NamedTuple):
 
 
 @from_processes(LOCAL_SCHEDULER)
-@from_nodes(LOCAL_SCHEDULER)
 class Release(NamedTuple):
-    """client, local scheduler of another node -> local scheduler. The sender no longer has refs to these objects. Idempotent."""
+    """client -> local scheduler. This process no longer has refs to these objects. Idempotent."""
 
     object_ids: ObjectIds
 

@@ -11,6 +11,7 @@ from zfabric.machines.local_scheduler.records import DONE, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, child_prefix, salt_of
+from zfabric.protocol.messages import UNFINISHED
 from zfabric.protocol.messages.rows import OPTIONS, TASK_ID
 from zfabric.protocol.options import option
 
@@ -32,11 +33,15 @@ class Children:
     def __len__(self) -> int:
         return self._count
 
-    def begin_end_of_turn(self) -> None:
-        """Enter the tasks of other homes' jobs."""
+    def end_of_turn(self) -> None:
+        """Enter the tasks of other homes' jobs. Of those that ended, entrust the children first."""
         for rows in self.tables.submitted_here:
             self._enter(rows)
         self.tables.submitted_here.clear()
+        for task in self.tables.finished:
+            self.parent_ended(task)
+            self.tables.ledger.end(task.function.queue.job.home, UNFINISHED, task.id)
+        self.tables.finished.clear()
 
     def _enter(self, rows: m.Rows) -> None:
         for row in rows:
@@ -62,13 +67,6 @@ class Children:
     def parent_lost(self, task: TaskRecord) -> None:
         """Drop a void attempt's children: the next one submits its own."""
         self._take(task)
-
-    def end_of_turn(self) -> None:
-        """Report ends of entrusted children, and entrust the children of these."""
-        finished, self.tables.finished = self.tables.finished, []
-        for task in finished:
-            self.parent_ended(task)
-        self.entrusting.finished(finished)
 
     def _take(self, task: TaskRecord) -> list[bytes]:
         found = self._of.pop(_prefix(task), []) + self._of.pop(task.id, [])

@@ -153,7 +153,7 @@ class DetachedCreation:
             if source[1:] not in self.tables.nodes:
                 continue
             if self.actors.is_durable(actor_id):
-                self.borrowing.holds.send(source[1:], m.Answer(token, True, ""))
+                self.tables.ledger.holds.send(source[1:], m.Answer(token, True, ""))
             else:
                 self.made.append((actor_id, source, token))
 

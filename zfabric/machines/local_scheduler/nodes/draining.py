@@ -14,9 +14,9 @@ from typing import Any
 
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.due import IDLENESS
 from zfabric.machines.local_scheduler.groups.directory import Groups
-from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.guests import Guests
 from zfabric.machines.local_scheduler.nodes.placement.back import Returns
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
@@ -38,7 +38,6 @@ class Draining:
     def __init__(
         self,
         tables: Tables,
-        borrowing: Borrowing,
         returns: Returns,
         actors: ActorDirectory,
         guests: Guests,
@@ -46,7 +45,6 @@ class Draining:
         workers: WorkerPool,
     ) -> None:
         self.tables = tables
-        self.borrowing = borrowing
         self.returns = returns
         self.actors = actors
         self.guests = guests
@@ -59,9 +57,8 @@ class Draining:
         self._busy_at = 0.0
         """The last look at which it was busy; at first, when it began."""
         self._ended = False
-        self._asked: set[bytes] = set()
-        self._unanswered: dict[bytes, tuple[bytes, int]] = {}
-        """Nodes asked whether they have received everything: the question and the daemon asked."""
+        self._asked: dict[bytes, bytes] = {}
+        """Daemons asked whether they have received everything, by node."""
         self._announced: set[bytes] = set()
         self._copying: dict[bytes, bytes] = {}
         """Own values to copy, each with the node that is to do so."""
@@ -146,22 +143,23 @@ class Draining:
                 self._copying[object_id] = keeper
                 by_node.setdefault(keeper, []).append(object_id)
         for keeper, object_ids in by_node.items():
-            self.tables.send_ids(keeper, m.CopyValues, object_ids)
+            for batch in batches(object_ids):
+                self.tables.send_to_node(keeper, m.CopyValues(batch))
         if values or tasks or self._actors() or any(each.ends.retained for each in self.tables.nodes.values()):
             self._asked.clear()
         else:
             self._take_leave()
 
     def _take_leave(self) -> None:
-        nodes = self.tables.nodes
-        for token, node in nodes.items():
-            daemon, count = self._unanswered.get(token, (b"", 0))
-            if node.progress != PROBE and (token not in self._asked or daemon != node.daemon):
-                self._asked.add(token)
-                self._unanswered[token] = node.daemon, count + 1 if daemon == node.daemon else 1
-                self.borrowing.holds.send(token, m.CopyValues(()))
-        if self._asked >= nodes.keys() and not any(self._unanswered[token][1] for token in nodes):
+        """End this node once each other one has acknowledged an empty update of the ledger, behind all else."""
+        ledger = self.tables.ledger
+        unasked = [each for each in self.tables.nodes.values() if self._asked.get(each.token) != each.daemon]
+        if not unasked and ledger.is_clear:
             self._end()
+        for node in unasked if ledger.is_clear else ():
+            if node.progress != PROBE:
+                self._asked[node.token] = node.daemon
+                self.tables.send_to_node(node.token, m.UpdateLedger(ledger.holds.number_for(node.token), ()))
 
     def _end(self) -> None:
         if not self._ended:
@@ -201,9 +199,7 @@ class Draining:
         self.groups.node_drained(source[1:])
 
     def on_copy_values(self, now: float, source: Address, message: m.CopyValues) -> None:
-        """Copy values of a drained node; without ids, confirm receipt of everything."""
-        if not message.object_ids:
-            self.tables.send_to_node(source[1:], m.ValuesCopied(()))
+        """Copy values of a drained node."""
         for object_id in message.object_ids:
             record = self.tables.find(object_id)
             if record is not None:
@@ -224,10 +220,7 @@ class Draining:
                     self.tables.send_to_node(node, m.ValuesCopied((object_id,)))
 
     def on_values_copied(self, now: float, source: Address, message: m.ValuesCopied) -> None:
-        """Record copied values, or (without ids) a confirmation."""
-        daemon, count = self._unanswered.get(source[1:], (b"", 0))
-        if not message.object_ids and count:
-            self._unanswered[source[1:]] = daemon, count - 1
+        """Record copied values."""
         for object_id in message.object_ids:
             if self._copying.get(object_id) == source[1:]:
                 self._copied.add(object_id)

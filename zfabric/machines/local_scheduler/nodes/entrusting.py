@@ -1,10 +1,9 @@
 """Rows entrusted to the home of their job, which runs them again if this node dies (decision 0039).
 
-What makes another node depend on a row goes through ``rows``, which retains it until every earlier ``Entrust`` is acknowledged
-(``Entrusted``). Arguments of delegated tasks are exempt: those tasks are void if their home dies. *Unfinished* rows, of children of ended
-parents, run again even if nothing refers to their values. ``Finished`` reports an outcome and ``Withdraw`` an end of need. After a restart
-of the home all rows are entrusted again; after a restart of this node the homes report their rows, and ``settle`` withdraws the unneeded
-ones.
+What makes another node depend on a row is sent behind each earlier row (``Ledger.rows``). Arguments of delegated tasks are exempt: those
+tasks are void if their home dies. *Unfinished* rows, of children of ended parents, run again even if nothing refers to their values. After
+a restart of the home all rows are entrusted again; after a restart of this node the homes report their rows, and ``reported`` ends the
+unneeded ones.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from zfabric.config import ROWS_MAX, MiB
-from zfabric.machines.local_scheduler.channel import PeerChannel, batches
+from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.records import JobRecord, TaskRecord
 from zfabric.machines.local_scheduler.references import named_by
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import Address
+from zfabric.protocol.messages import ENTRUSTED
 
 BYTES_MAX = MiB // 2
 """Bytes of arguments that fill a message."""
@@ -29,12 +28,7 @@ class Entrusting:
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
-        self.rows = PeerChannel(tables.nodes, tables.send_to_node, ordered=True)
-        """``Entrust`` messages; what makes another node depend on objects goes behind them."""
-        self._reported: dict[bytes, bytes] = {}
-        """Homes that report rows of an earlier daemon, by task id."""
-        self._settled = not tables.recovering
-        """Whether the needed rows are known."""
+        self.rows = tables.ledger.rows
 
     def entrust(self, object_ids: Iterable[bytes]) -> None:
         """Entrust the rows that make these objects, and transitively those of their inputs."""
@@ -52,14 +46,6 @@ class Entrusting:
             unfinished = [task.id for task in known if task.function.queue.job is job]
             for task_ids in batches(unfinished if job.home in self.tables.nodes else ()):
                 self.tables.send_to_node(job.home, m.Entrust(self.rows.number_for(job.home), job.id, (), (), (), task_ids))
-
-    def finished(self, tasks: list[TaskRecord]) -> None:
-        """Report outcomes of tasks entrusted as unfinished."""
-        by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
-        for task in tasks:
-            by_home[task.function.queue.job.home].append(task.id)
-        for home, task_ids in by_home.items():
-            self.tables.send_ids(home, m.Finished, task_ids)
 
     def _makers(self, object_ids: Iterable[bytes]) -> list[TaskRecord]:
         records = map(self.tables.find, object_ids)
@@ -92,12 +78,14 @@ class Entrusting:
             self.tables.send_to_node(job.home, m.Entrust(number, job.id, tuple(functions), rows, homes, unfinished))
         self.tables.counts["entrusted"] += len(tasks)
 
-    def on_entrusted(self, now: float, source: Address, message: m.Entrusted) -> None:
-        """Accept an acknowledgement, or a home's report of its rows."""
-        self._reported.update(dict.fromkeys(message.task_ids, source[1:]))
-        if self._settled:
-            self.settle()
-        self.rows.acknowledged(source[1:], message.number)
+    def reported(self, home: bytes, task_ids: m.Ids) -> None:
+        """Accept a home's report of its rows, once the needed ones are known. End the others."""
+        for task_id in task_ids:
+            task = self.tables.tasks.get(task_id)
+            if task is not None and not task.function.delegated:
+                task.facts().entrusted = True
+            else:
+                self.tables.ledger.end(home, ENTRUSTED, task_id)
 
     def repeat(self, home: bytes) -> None:
         """Entrust again what a home's former daemon had."""
@@ -112,37 +100,6 @@ class Entrusting:
                 found[task.function.queue.job].append(task)
         for job, tasks in found.items():
             self._send(job, tasks)
-        self.rows.renew()
-
-    def settle(self) -> None:
-        """Withdraw the reported rows that nothing needs."""
-        self._settled = True
-        reported, self._reported = self._reported, {}
-        by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
-        for task_id, home in reported.items():
-            task = self.tables.tasks.get(task_id)
-            if task is not None and not task.function.delegated:
-                task.facts().entrusted = True
-            else:
-                by_home[home].append(task_id)
-        self._withdraw(by_home)
-
-    def node_died(self, node: bytes) -> None:
-        """Stop waiting for a dead home of jobs."""
-        self.rows.drop(node)
-        self.rows.renew()
-
-    def end_of_turn(self) -> None:
-        """Withdraw what nothing needs."""
-        by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
-        for task in self.tables.withdrawn:
-            by_home[task.function.queue.job.home].append(task.id)
-        self.tables.withdrawn.clear()
-        self._withdraw(by_home)
-
-    def _withdraw(self, by_home: dict[bytes, list[bytes]]) -> None:
-        for home, task_ids in by_home.items():
-            self.tables.send_ids(home, m.Withdraw, task_ids)
 
 
 def _batches(tasks: list[TaskRecord]) -> Iterator[list[TaskRecord]]:

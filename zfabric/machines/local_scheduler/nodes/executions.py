@@ -135,7 +135,7 @@ class Executions:
     def repeat_ends(self, home: NodeRecord) -> None:
         """Repeat unacknowledged ends, and those that have made actors here."""
         for message in home.ends:
-            self.borrowing.holds.send(home.token, message)
+            self.tables.ledger.holds.send(home.token, message)
         for guest in self.tables.guests.values():
             if guest.home == home.token:
                 self.tables.delegated_ends.append((guest.task, OK, (b"actor",), None, ()))
@@ -260,7 +260,7 @@ class Executions:
         """Send ends; retain them, and pins of at least what they name, until acknowledged (``PeerOutbox.retain``)."""
         if named:
             self.entrusting.entrust(named)
-        self.borrowing.holds.send(home.token, message)
+        self.tables.ledger.holds.send(home.token, message)
         home.ends.retain(message, tuple(pinned or named), calls)
 
     def home_died(self, dead: NodeRecord) -> list[m.Completed]:

@@ -46,7 +46,7 @@ from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, is_put, short
-from zfabric.protocol.messages import FAILED, LOST, OK
+from zfabric.protocol.messages import ENTRUSTED, FAILED, HOLD, LOST, OK
 from zfabric.protocol.messages.rows import DEPENDENCIES, OPTIONS
 from zfabric.protocol.options import names_objects, option
 
@@ -138,7 +138,7 @@ class Failover:
                 named = tuple(homes[each] for each in _named_in(row) if each in homes)
                 rows[row[0]] = EntrustedRow(row, named, False, self._store(row, home, named, rows.get(row[0])))
             self._set_unfinished(rows, message.unfinished, True)
-        self.tables.send_to_node(home, m.Entrusted(message.number))
+        self.tables.send_to_node(home, m.LedgerUpdated(message.number))
 
     def _store(self, row: m.Row, home: bytes, named: m.Rows, known: EntrustedRow | None) -> LineageBlock | None:
         """Store a row for this node's next daemon: it may begin after the row's home has died."""
@@ -157,14 +157,14 @@ class Failover:
             if task_id in rows:
                 rows[task_id] = rows[task_id]._replace(unfinished=unfinished)
 
-    def on_finished(self, now: float, source: Address, message: m.Finished) -> None:
+    def finished(self, home: bytes, task_ids: m.Ids) -> None:
         """Note that entrusted tasks have outcomes."""
-        self._set_unfinished(self.tables.entrusted.get(source[1:], {}), message.task_ids, False)
+        self._set_unfinished(self.tables.entrusted.get(home, {}), task_ids, False)
 
-    def on_withdraw(self, now: float, source: Address, message: m.Withdraw) -> None:
-        """Drop rows that nobody needs."""
-        rows = self.tables.entrusted.get(source[1:], {})
-        for task_id in message.task_ids:
+    def drop_rows(self, home: bytes, task_ids: m.Ids) -> None:
+        """Drop entrusted rows that nobody needs."""
+        rows = self.tables.entrusted.get(home, {})
+        for task_id in task_ids:
             if task_id in rows:
                 self._drop(rows.pop(task_id))
 
@@ -174,13 +174,12 @@ class Failover:
             self._forget_reports(takeover, node)
             takeover.reported.discard(node)
             takeover.taken.discard(node)
-        self.references.release_rows_for(node, list(self.tables.retained_rows.get(node, ())))
 
     def repeat(self, node: bytes) -> None:
         """Repeat reports on dead nodes, and confirm which of the node's rows are here."""
         self.repeat_reports(node)
         for task_ids in batches(self.tables.entrusted.get(node, ())):
-            self.tables.send_to_node(node, m.Entrusted(0, task_ids))
+            self.tables.send_to_node(node, m.LedgerUpdated(0, ((ENTRUSTED, task_ids),)))
 
     # -- reports on a dead one --
 
@@ -222,9 +221,8 @@ class Failover:
             return
         over = self.tables.dead.get(message.node, message.node not in self.tables.nodes)
         takeover = _Takeover() if over else self._takeovers.setdefault(message.node, _Takeover())
-        for identifier, held, named, status, value, contained in message.objects:
-            copy = _Copy(node, status, value, contained, message.homes)
-            self._found(takeover, message.node, identifier, (held, named), copy)
+        for identifier, status, value, contained in message.objects:
+            self._found(takeover, message.node, identifier, _Copy(node, status, value, contained, message.homes))
             if over:
                 self._fail_orphan(identifier, message.node)
         if over:
@@ -233,7 +231,7 @@ class Failover:
         else:
             takeover.attempts.update((task_id, (node, attempt)) for task_id, attempt in message.attempts)
         if message.complete and over:  # Its report comes after the succession: this daemon, or that node's, is newer than the death.
-            self.borrowing.holds.send(node, m.TookOver(message.node))
+            self.tables.ledger.holds.send(node, m.TookOver(message.node))
         elif message.complete:
             takeover.reported.add(node)
             self._advance(now)
@@ -243,23 +241,16 @@ class Failover:
         if record is not None and record.home == dead:
             self.borrowing.orphans.fail(record)
 
-    def _found(self, takeover: _Takeover, dead: bytes, identifier: bytes, needed: tuple[bool, bool], copy: _Copy) -> None:
-        node, (held, named) = copy.node, needed
+    def _found(self, takeover: _Takeover, dead: bytes, identifier: bytes, copy: _Copy) -> None:
         record = self.tables.find(identifier)
-        if record is None and (held or named or copy.status == OK) and self.tables.job_home(identifier) == b"":
+        if record is None and self.tables.job_home(identifier) == b"":
             record = self.tables.refer(identifier, dead)
-        if record is None:
-            return
-        if held:
-            record.add_holder(node)
-        if named:
-            self.references.retain_rows_for(node, (identifier,))
-        if copy.status == PENDING:
+        if record is None or copy.status == PENDING:
             return
         if record.home and record.status == PENDING:
             takeover.copies[identifier].append(copy)
         elif copy.status == OK:
-            self.tables.given_up.append((node, identifier))
+            self.tables.ledger.end(copy.node, HOLD, identifier)
 
     @property
     def under_way(self) -> bool:
@@ -330,7 +321,7 @@ class Failover:
         """Notify survivors, behind this node's own holds."""
         for dead, survivors in self.to_tell:
             for node in sorted(survivors & self.tables.nodes.keys()):
-                self.borrowing.holds.send(node, m.TookOver(dead))
+                self.tables.ledger.holds.send(node, m.TookOver(dead))
         self.to_tell.clear()
 
     def _take_over(self, dead: bytes, takeover: _Takeover, now: float) -> None:
@@ -388,8 +379,8 @@ class Failover:
 
     def _retain_foreign_rows(self, tasks: Iterable[TaskRecord]) -> None:
         for record in (self.tables.find(each) for task in tasks for each in named_by(task)):
-            if record is not None and record.hold is not None and record.hold.retain_row():
-                self.tables.to_retain.append(record)
+            if record is not None:
+                self.tables.ledger.retain_row(record)
 
     def _restore_tasks(self, dead: bytes, rows: dict[bytes, EntrustedRow], wanted: list[bytes], now: float) -> dict[bytes, TaskRecord]:
         """Make records of these tasks and transitively of their inputs, as finished tasks whose values are lost."""
@@ -475,7 +466,7 @@ class Failover:
                 record = lost.pop(identifier, None)
                 if record is None:
                     if copy.status == OK:
-                        self.tables.given_up.append((copy.node, identifier))
+                        self.tables.ledger.end(copy.node, HOLD, identifier)
                     continue
                 self.borrowing.refer(copy.contained, copy.homes, copy.node)
                 if copy.status == OK:

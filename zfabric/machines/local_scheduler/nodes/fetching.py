@@ -23,7 +23,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import Address, short
 from zfabric.protocol.inside import refs_in
-from zfabric.protocol.messages import FAILED, OK
+from zfabric.protocol.messages import FAILED, HOLD, OK
 
 
 class Fetching:
@@ -51,7 +51,7 @@ class Fetching:
 
     def end_of_turn(self) -> None:
         """Request values, answer requests, and end unneeded copies."""
-        for object_id in (*self.tables.unwanted, *(each for _, each in self.tables.given_up)):
+        for object_id in self.tables.unwanted:
             self.copies.stop(object_id)
         self.tables.unwanted.clear()
         for node, object_ids in self._take_fetches().items():
@@ -129,7 +129,7 @@ class Fetching:
     def _send_value(self, node: bytes, record: AnyObject, value: bytes | m.Row) -> None:
         row = (record.object_id, record.status, value, record.contained)
         self.entrusting.entrust(record.contained)
-        self.entrusting.rows.send(node, m.FetchedValues((row,), self.tables.homes_of(record.contained)))
+        self.tables.ledger.rows.send(node, m.FetchedValues((row,), self.tables.homes_of(record.contained)))
 
     def on_value_read(self, now: float, source: Address, message: m.ValueRead) -> None:
         """Send a value read from the arena, and unpin it."""
@@ -222,7 +222,7 @@ class Fetching:
             self._arrived(record)
         elif record is not None and isinstance(record.value, Elsewhere):
             before = record.value
-            self.tables.given_up.append((before.place, record.object_id))
+            self.tables.ledger.end(before.place, HOLD, record.object_id)
             self.outcomes.set_value(record, place, record.contained, writer, False)
             record.value.copies = before.copies
             self._arrived(record)

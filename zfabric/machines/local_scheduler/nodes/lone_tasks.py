@@ -11,9 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
-from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.children import Children
-from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.records import (
     IDLE,
@@ -54,8 +52,6 @@ class LoneTasks:
         tables: Tables,
         jobs: Jobs,
         dispatcher: Dispatcher,
-        borrowing: Borrowing,
-        entrusting: Entrusting,
         children: Children,
         failover: Failover,
         node: bytes,
@@ -63,8 +59,6 @@ class LoneTasks:
         self.tables = tables
         self.jobs = jobs
         self.dispatcher = dispatcher
-        self.borrowing = borrowing
-        self.entrusting = entrusting
         self.children = children
         self.failover = failover
         self.node = node
@@ -145,7 +139,7 @@ class LoneTasks:
         home = tables.nodes.get(task.submitter)
         if home is None or function.queue or self._is_unsettled() or home.progress == PROBE or tables.delegated_ends:
             return None
-        if self.children or not self.borrowing.is_clear or not self.entrusting.rows.is_clear or tables.relayed_yields:
+        if self.children or not tables.ledger.is_clear or tables.relayed_yields:
             return None
         completed = m.Completed(message.attempts, message.statuses, message.outputs, message.task_ids, (), (), b"")
         ended = m.Ended(home.ends.next, tuple(completed), ())

@@ -1,8 +1,8 @@
 """Objects whose home has died: their next home is that of their job.
 
-After a death, a node reports to the homes of the jobs what it has of the dead one: objects, then attempts, then one ``Remains`` that is
-``complete``. Rows go on to name the dead node, so refs may arrive later; such an object is registered at the home of its job when it is
-needed (``rehome``).
+After a death, a node reports to the homes of the jobs what it has of the dead one: objects, its ledger's entries for them, attempts, then
+one ``Remains`` that is ``complete``. Rows go on to name the dead node, so refs may arrive later; such an object is registered at the home
+of its job when it is needed (``rehome``).
 """
 
 from __future__ import annotations
@@ -30,11 +30,8 @@ class Orphans:
         self.tables = tables
         self.outcomes = outcomes
 
-    def report(self, dead: bytes) -> list[bytes]:
-        """Report what this node has. Return the homes that are to register objects.
-
-        Where this node is the home of the job, records stay until it takes over.
-        """
+    def report(self, dead: bytes) -> None:
+        """Report what this node has. Where it is the home of the job, records stay until it takes over."""
         objects: defaultdict[bytes, list[m.Row]] = defaultdict(list)
         for record in self.tables.values():
             if record.home == dead:
@@ -44,17 +41,23 @@ class Orphans:
                         record.drop_holder(dead)
                         record.add_holder(self.tables.node)
                 elif home in self.tables.nodes:
-                    objects[home].append(self._move(record, home))
+                    self._move(record, home)
+                    if self.tables.ledger.enter_again(record) or record.is_here:
+                        objects[home].append((record.object_id, *_outcome(record)))
         attempts: defaultdict[bytes, list[m.Row]] = defaultdict(list)
         for task in self.tables.tasks.values():
             if task.function.delegated and task.submitter == dead:
                 self._move_attempt(task, attempts)
         for home in self.tables.nodes:
-            self._send(home, dead, objects[home], attempts[home])
-        return [home for home, rows in objects.items() if rows]
+            self._send_objects(home, dead, objects[home])
+            for rows in batches(attempts[home]):
+                self.tables.send_to_node(home, m.Remains(dead, (), (), rows, False))
+            is_awaited = not self.tables.dead[dead]  # The dead node was known here.
+            if is_awaited and self.tables.nodes[home].daemon:  # Others may not know this node: they receive it when they register.
+                self.tables.send_to_node(home, m.Remains(dead, (), (), (), True))
 
-    def _move(self, record: AnyObject, home: bytes) -> m.Row:
-        """Set the home of the job as its home. Return the row for ``Remains``."""
+    def _move(self, record: AnyObject, home: bytes) -> None:
+        """Set the home of the job as its home."""
         is_asked = record.place is ObjectPlace.ASKED
         record.move_home(home)
         if record.is_here:
@@ -64,9 +67,6 @@ class Orphans:
         if is_asked:
             record.expect(self.tables.inline)
             self.tables.want(record)
-        hold = record.hold
-        assert hold is not None
-        return (record.object_id, hold.registered, hold.row_retained, *_outcome(record))
 
     def _move_attempt(self, task: TaskRecord, attempts: defaultdict[bytes, list[m.Row]]) -> None:
         home = self.tables.job_home(task.id)
@@ -74,16 +74,11 @@ class Orphans:
             attempts[home].append((task.id, task.attempt))
             task.submitter = home
 
-    def _send(self, home: bytes, dead: bytes, objects: list[m.Row], attempts: list[m.Row]) -> None:
+    def _send_objects(self, home: bytes, dead: bytes, objects: list[m.Row]) -> None:
         for rows in batches(objects):
-            named = [each for row in rows for each in row[5]]
+            named = [each for row in rows for each in row[3]]
             self.tables.send_to_node(home, m.Remains(dead, rows, self.tables.homes_of(named), (), False))
-        for rows in batches(attempts):
-            self.tables.send_to_node(home, m.Remains(dead, (), (), rows, False))
-        if self.tables.dead[dead]:
-            return  # The dead node was never known here, and nobody waits for a report.
-        if self.tables.nodes[home].daemon:  # Others may not know this node: they receive it when they register.
-            self.tables.send_to_node(home, m.Remains(dead, (), (), (), True))
+        self.tables.ledger.send_added(home)
 
     def rehome(self, record: AnyObject) -> bool:
         """Register an object of a dead home at the home of its job. Return whether that is another node.
@@ -93,8 +88,9 @@ class Orphans:
         home = self.tables.job_home(record.object_id)
         if home in self.tables.nodes:
             dead = record.home
-            object_id, held, named, *_ = self._move(record, home)
-            self.tables.send_to_node(home, m.Remains(dead, ((object_id, held, named, PENDING, b"", ()),), (), (), False))
+            self._move(record, home)
+            self.tables.ledger.enter_again(record)
+            self._send_objects(home, dead, [(record.object_id, PENDING, b"", ())])
             return True
         if home != b"" or self.tables.dead[record.home]:
             self.fail(record)

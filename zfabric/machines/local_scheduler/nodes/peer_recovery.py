@@ -4,9 +4,8 @@ Once this node's own tables are rebuilt (``lifecycle.recovery``), tasks that no 
 is freed, until each node has registered and repeated what it has, or is dead. Messages that answer or end something (``HELD``) wait for the
 last node, which may have a later attempt of the same task. Then ``_settle_tasks`` decides.
 
-Objects with refs here and no other trace are *homeless*: each node is asked with a ``Borrow`` that is not ``certain``. A node that does not
-list the object as unknown is its home. If none is, the object is restored as one of this node, or is lost. Only then is collection resumed
-and ``settled`` true.
+Objects with refs here and no other trace are *homeless*: each node is asked (``SEARCH``). If none is the home, the object is restored as
+one of this node, or is lost. Only then is collection resumed and ``settled`` true.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, short
 from zfabric.protocol.machine import Handler
-from zfabric.protocol.messages import FAILED
+from zfabric.protocol.messages import ENTRUSTED, FAILED, HOLD, SEARCH
 
 HELD = frozenset(
     {
@@ -50,8 +49,8 @@ HELD = frozenset(
         m.LifeEnded,
     }
 )
-"""Messages that wait until all nodes have registered; ``FetchValues`` also until all homes are known: a value goes with the homes of the
-refs inside.
+"""Messages that wait until all nodes have registered. Two others also wait until all homes are known: ``FetchValues``, as a value goes with
+the homes of the refs inside; and reports of entrusted rows (``LedgerUpdated``), as the needed ones are known then.
 """
 
 
@@ -86,8 +85,8 @@ class PeerRecovery:
         """Whether all nodes have registered and all homes are known."""
         self._awaited: set[bytes] = set()
         self._held: list[tuple[Address, m.Message]] = []
-        self._searches: dict[int, tuple[bytes, m.Ids]] = {}
-        """Searches, (node, objects), by the number of the ``Borrow``."""
+        self._searches: dict[bytes, int] = {}
+        """Number of the last message of the unanswered search, by node."""
         self._unread: list[tuple[bytes, bytes]] = []
         """Values of streams, (node, object), retained there and not requested here."""
         self._unanswered: set[bytes] = set()
@@ -121,11 +120,9 @@ class PeerRecovery:
             return False  # A living actor has this name; new actors claim theirs after ``Ready``.
         if isinstance(message, m.Delegate):
             self.recovery.run_again(row[0] for row in message.rows)
-        searched = message.object_ids if isinstance(message, m.Borrow) and not message.certain else ()
-        if searched:
-            self.recovery.restore_rows(searched)  # Restored at once; what other nodes have of these tasks is entered behind the barrier.
-        early = self.tables.unsettled is not None and (kind in HELD or bool(searched))
-        waits = early or kind is m.FetchValues
+        is_search = isinstance(message, m.UpdateLedger) and self._restore(source[1:], message.added)
+        early = self.tables.unsettled is not None and (kind in HELD or is_search)
+        waits = early or kind is m.FetchValues or (isinstance(message, m.LedgerUpdated) and not message.number)
         if waits:
             self._held.append((source, message))
         return waits
@@ -151,7 +148,7 @@ class PeerRecovery:
     def begin_anew(self, node: bytes) -> None:
         """Drop the former daemon's reports: the next one repeats them."""
         self._held = [each for each in self._held if each[0][1:] != node]
-        self._searches = {number: search for number, search in self._searches.items() if search[0] != node}
+        self._searches.pop(node, None)
         if self.tables.unsettled is not None:
             self._awaited.add(node)
 
@@ -177,7 +174,6 @@ class PeerRecovery:
             if self.references.paused:
                 self._give_up_search()
                 self.recovery.settle()
-            self.entrusting.settle()
             self.references.pause(False)
             held, self._held = self._held, []
             for source, message in held:
@@ -246,7 +242,7 @@ class PeerRecovery:
             is_of_actor = record is not None and record.task is not None and record.task.function.actor is not None
             if record is None or record.home or record.value is not None or is_of_actor:  # Actors are reported otherwise.
                 if record is None or not isinstance(record.value, Elsewhere) or record.value.place != node:
-                    self.tables.given_up.append((node, object_id))
+                    self.tables.ledger.end(node, HOLD, object_id)
                 continue
             self.borrowing.refer(contained, message.homes, node)
             self.outcomes.set_value(record, size, contained, node, False)
@@ -275,13 +271,25 @@ class PeerRecovery:
             if node in self.tables.nodes and not self.streams.may_be_repeated(object_id, node):
                 by_node[node].append(object_id)
         for node, object_ids in by_node.items():
-            self.tables.send_ids(node, m.Release, object_ids)
+            for batch in batches(object_ids):
+                self.tables.send_to_node(node, m.UpdateLedger(0, (), ((HOLD, batch),)))
 
     # -- objects --
 
-    def restore(self, message: m.Borrow, node: bytes) -> None:
-        """Restore objects that another node holds here."""
-        for object_id in sorted(message.object_ids) if not self.settled and message.certain else ():
+    def _restore(self, node: bytes, entries: m.Rows) -> bool:
+        """Restore what another node's entries name. Return whether it searches.
+
+        Rows are restored at once; what other nodes have of these tasks is entered behind the barrier.
+        """
+        for kind, ids in entries:
+            if kind == HOLD:
+                self._restore_objects(ids, node)
+            else:
+                self.recovery.restore_rows(ids)
+        return any(kind == SEARCH for kind, _ in entries)
+
+    def _restore_objects(self, object_ids: m.Ids, node: bytes) -> None:
+        for object_id in sorted(object_ids):
             if self.streams.is_value(object_id):  # Its stream is restored before it.
                 continue
             job = self.tables.jobs.get(object_id[:JOB_BYTES])
@@ -347,17 +355,24 @@ class PeerRecovery:
         wanted = [each for each in self.recovery.homeless if self._is_homeless(self.tables.find(each))] if not self.settled else []
         if not wanted:
             self._unanswered.discard(node)
-        for number, searched in zip(self.borrowing.borrow(node, wanted, False), batches(wanted), strict=True):
-            self._searches[number] = node, searched
+            return
+        for object_id in wanted:
+            self.tables.ledger.add(node, SEARCH, object_id)
+        self.tables.ledger.send_added(node)
+        self._searches[node] = self.tables.ledger.holds.barrier
 
-    def on_borrowed(self, now: float, source: Address, message: m.Borrowed) -> None:
-        """Note the homes that a search has found."""
-        node, searched = self._searches.pop(message.number, (source[1:], ()))
-        for object_id in searched:
-            if object_id not in message.unknown:
-                self._found(object_id, node)
-        self.borrowing.on_borrowed(now, source, message)
-        if searched and not any(each == node for each, _ in self._searches.values()):
+    def on_ledger_updated(self, now: float, source: Address, message: m.LedgerUpdated) -> None:
+        """Accept an acknowledgement, the homes that a search has found, and which rows a node has."""
+        node = source[1:]
+        for kind, identifiers in message.entries:
+            if kind == ENTRUSTED:
+                self.entrusting.reported(node, identifiers)
+            elif node in self._searches:
+                for object_id in identifiers:
+                    self._found(object_id, node)
+        self.tables.ledger.acknowledged(node, message.number)
+        if self._searches.get(node) == message.number:
+            del self._searches[node]
             self._unanswered.discard(node)
             self._go_on(now)
 
@@ -365,7 +380,7 @@ class PeerRecovery:
         record = self.tables.find(object_id)
         hold = record.hold if record is not None else None
         if record is None or hold is None or hold.home not in (NO_HOME, home):
-            self.tables.given_up.append((home, object_id))
+            self.tables.ledger.end(home, HOLD, object_id)
         elif hold.home == NO_HOME:
             record.find_home(home)
             self.tables.counts["searched"] += 1
@@ -390,7 +405,7 @@ class PeerRecovery:
                 continue
             if end.home and end.home != NO_HOME:
                 value.find_home(end.home).give_back()
-                self.tables.first_held.append(value)
+                self.tables.ledger.hold(value)
                 self.wake(value)
             else:
                 homeless.append(value.id)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from zfabric.machines.local_scheduler.channel import CallerReceipt, PeerInbox
 from zfabric.machines.local_scheduler.due import OWED
-from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.records import NodeRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
@@ -23,9 +22,8 @@ RECEIPTS_WITHIN = 0.01
 class Receipts:
     """Acknowledges ends. Has at most one request for receipts under way of each caller for each node."""
 
-    def __init__(self, tables: Tables, borrowing: Borrowing) -> None:
+    def __init__(self, tables: Tables) -> None:
         self.tables = tables
-        self.borrowing = borrowing
         self.owed: dict[NodeRecord, float] = {}
         """When to acknowledge ends of each node, soonest first."""
         self._last = 0
@@ -63,7 +61,7 @@ class Receipts:
         inbox = node.inbox
         inbox.newest, inbox.requested = None, False
         callers = tuple((caller, each.received) for caller, each in inbox.callers.items())
-        self.borrowing.holds.send(node.token, m.EndsReceived(number, callers))
+        self.tables.ledger.holds.send(node.token, m.EndsReceived(number, callers))
         if any(not each.token for each in inbox.callers.values()):
             self._owe(node, number, now + RECEIPTS_WITHIN)
 

@@ -63,14 +63,14 @@ class RemoteLogs:
             refs = unpack_row(value)[0 if asked.table == LOG else 1]
             named.update(dict.fromkeys(refs))
         refs = (*named, asked.actor_id + FIRST_RETURN)
-        self.borrowing.holds.send(node, m.LogPage(*asked, found.rows, found.more, refs, self.tables.homes_of(refs)))
+        self.tables.ledger.holds.send(node, m.LogPage(*asked, found.rows, found.more, refs, self.tables.homes_of(refs)))
 
     def end_of_turn(self) -> None:
         """Report commits, behind the holds on what the rows name."""
         recorded, self.logs.recorded = self.logs.recorded, {}
         for (node, actor_id, attempt), number in recorded.items():
             if node in self.tables.nodes:
-                self.borrowing.holds.send(node, m.LogRecorded(actor_id, attempt, number))
+                self.tables.ledger.holds.send(node, m.LogRecorded(actor_id, attempt, number))
 
 
 class _Life:
@@ -244,7 +244,7 @@ class GuestLogs:
                 message = m.RelayedBlock(*message, self.tables.homes_of(message.refs))
             elif isinstance(message, m.Checkpoint):
                 message = m.RelayedCheckpoint(*message, self.tables.homes_of(message.refs))
-            self.borrowing.holds.send(home, message)
+            self.tables.ledger.holds.send(home, message)
 
     def repeat(self, home: bytes) -> None:
         """Repeat unconfirmed messages and open requests to a home."""

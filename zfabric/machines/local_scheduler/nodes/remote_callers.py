@@ -1,7 +1,7 @@
 """Calls from other nodes to actors here: to the actors, this node stands for the callers (decision 0034).
 
 An outcome passes through here (``CallOutcomes``), and the actor retains it until the caller has received it. Objects in the arguments are
-pinned until the outcome is sent, behind all holds (``Borrowing.holds``): so the actor's hold is registered before the caller drops a ref.
+pinned until the outcome is sent, behind all holds (``Ledger.holds``): so the actor's hold is registered before the caller drops a ref.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class RemoteCallers:
             behind, tables.behind_ends = tables.behind_ends, []
             for token, message in behind:
                 if token in tables.nodes:
-                    self.borrowing.holds.send(token, message)
+                    self.tables.ledger.holds.send(token, message)
 
     def _send_ends(self, remote: bytes, reports: list[tuple[WorkerRecord, m.Row, m.Ids]]) -> None:
         token = node_of_caller(remote)

@@ -19,15 +19,16 @@ from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.failover import Failover
 from zfabric.machines.local_scheduler.nodes.group_tasks import GroupTasks
+from zfabric.machines.local_scheduler.nodes.peer_entries import PeerEntries
 from zfabric.machines.local_scheduler.nodes.peer_recovery import PeerRecovery
 from zfabric.machines.local_scheduler.nodes.placement.back import Reclaiming
 from zfabric.machines.local_scheduler.nodes.receipts import Receipts
 from zfabric.machines.local_scheduler.nodes.reference_watches import ReferenceWatches
 from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
 from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
-from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
+from zfabric.machines.local_scheduler.object_places import Elsewhere, Stored
 from zfabric.machines.local_scheduler.objects.streams import Streams
-from zfabric.machines.local_scheduler.records import DONE, NO_HOME, AnyObject, NodeRecord
+from zfabric.machines.local_scheduler.records import DONE, AnyObject, NodeRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -60,6 +61,7 @@ class Repeats:
         guest_logs: GuestLogs,
         watches: ReferenceWatches,
         receipts: Receipts,
+        entries: PeerEntries,
     ) -> None:
         self.tables = tables
         self.references = references
@@ -81,6 +83,7 @@ class Repeats:
         self.guest_logs = guest_logs
         self.watches = watches
         self.receipts = receipts
+        self.entries = entries
 
     # -- what this node repeats --
 
@@ -94,7 +97,6 @@ class Repeats:
         self.detached.begin_anew(node.token)
         self.creation.begin_anew(node.token)
         self.reclaiming.begin_anew(node)
-        self.entrusting.rows.drop(node.token)
         self.failover.begin_anew(node.token)
         self.peer_recovery.begin_anew(node.token)
         self.references.drop_watcher(node.token)
@@ -114,8 +116,9 @@ class Repeats:
         for rows in batches(tuple((each.object_id, each.contained) for each in claimed)):
             self.tables.send_to_node(token, m.ClaimValues(rows, self._homes(rows)))
         in_outcomes = self._in_outcomes(token, node.ends)
-        self._send_retained(token, (each for each in records if each.object_id not in in_outcomes))
+        self.entries.send_retained(token, (each for each in records if each.object_id not in in_outcomes))
         self.entrusting.repeat(token)
+        self.tables.ledger.renew()
         self.failover.repeat(token)
         self.groups.repeat(token)
         self.group_tasks.repeat(token)
@@ -128,16 +131,6 @@ class Repeats:
         self.guest_logs.repeat(token)
         self.watches.repeat(token)
         self.jobs.node_joined(token)
-
-    def _send_retained(self, home: bytes, records: Iterable[AnyObject | None]) -> None:
-        """Send a home the sizes of its values that this node retains."""
-        retained = tuple(
-            (each.object_id, each.value.size, each.contained)
-            for each in records
-            if each is not None and each.home == home and type(each.value) is Stored and home in each.all_holders
-        )
-        for rows in batches(retained):
-            self.tables.send_to_node(home, m.RetainedValues(rows, self._homes(rows)))
 
     def _name_jobs(self, token: bytes) -> None:
         """Name the jobs of objects borrowed there, which the daemon may not have written."""
@@ -161,16 +154,6 @@ class Repeats:
     def on_running_delegated(self, now: float, source: Address, message: m.RunningDelegated) -> None:
         """Note an executor's attempts."""
         self.tables.nodes[source[1:]].reported.update(message.rows)
-
-    def on_borrow(self, now: float, source: Address, message: m.Borrow) -> None:
-        """Register a node as a holder, and note what it repeats."""
-        node = self.tables.nodes[source[1:]]
-        self.peer_recovery.restore(message, node.token)
-        if not node.is_ready:
-            node.repeated.update(message.object_ids)
-        if not message.certain:  # It searches for a home, perhaps its own: outcomes come later than the answer.
-            self._send_retained(node.token, map(self.tables.find, message.object_ids))
-        self.borrowing.on_borrow(now, source, message)
 
     def on_claim_values(self, now: float, source: Address, message: m.ClaimValues) -> None:
         """Retain values for their home, or report them lost."""
@@ -199,7 +182,7 @@ class Repeats:
         self.peer_recovery.take_retained(source[1:], message)
 
     def node_ready(self, node: NodeRecord, now: float) -> None:
-        """End attempts and holds that a node has not repeated."""
+        """End attempts and entries that a node has not repeated."""
         cause = "its process ended before the daemon of its node was restarted, or meanwhile"
         missing = [task for task in node.inflight.values() if node.reported.get(task.id) != task.attempt]
         self.actors.returning_lost(node, missing, cause)
@@ -214,12 +197,6 @@ class Repeats:
                 self.outcomes.attempt_lost(task, node)
         ended = [each for each in node.actors if node.reported.get(each) != self.tables.actors[each].task.attempt]
         self.actors.node_lost(node, ended, cause)
-        for record in self.tables.values():
-            # A value of unknown home may be retained for that node, which has yet to receive its outcome.
-            may_be_over = not record.home or (record.home == NO_HOME and record.status == PENDING)
-            if may_be_over and record.object_id not in node.repeated and node.token in record.all_holders:
-                record.drop_holder(node.token)
-                self.tables.spare.append(record)
-        node.repeated.clear()
+        self.entries.node_ready(node)
         if self.tables.unsettled is None:
             self.peer_recovery.stop_unwanted(node)

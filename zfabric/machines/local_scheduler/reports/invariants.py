@@ -91,10 +91,9 @@ def _check_turn(tables: Tables) -> None:
         "durable rows to delete": tables.durable_freed,
     }
     if tables.node_table and not tables.recovering and tables.unsettled is None:
-        left["holds to send"] = [*tables.first_held, *tables.to_borrow, *tables.to_retain]
-        left["holds to give up"] = [*tables.given_up, *tables.rows_given_up, *tables.unwanted]
+        left["entries to send"] = [*tables.ledger.added, *tables.ledger.ended]
+        left["copies to stop"] = tables.unwanted
         left["children to enter or to report"] = [*tables.submitted_here, *tables.finished]
-        left["rows to withdraw"] = tables.withdrawn
         left["values to send"] = tables.for_nodes
     for what, each in left.items():
         if each:

@@ -34,7 +34,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.failures import Facts, pack_failure
 from zfabric.protocol.ids import TASK_BYTES, WORKER, next_attempt, object_id, split_ids, tries_of
 from zfabric.protocol.inside import refs_in
-from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, LOST, OK, RETRY, STAYS
+from zfabric.protocol.messages import ERROR, FAILED, HOLD, INTERRUPTED, LOST, OK, RETRY, STAYS
 from zfabric.protocol.names import brief, size
 from zfabric.protocol.trace import marked
 
@@ -280,7 +280,7 @@ class Outcomes:
             record = self.tables.find(identifier)
             there = record is not None and isinstance(record.value, Elsewhere) and record.value.place == worker.token
             if record is None or record.home or not (there or record.status == PENDING):
-                self.tables.given_up.append((worker.token, identifier))
+                self.tables.ledger.end(worker.token, HOLD, identifier)
         if isinstance(value, tuple) and self.tables.store_address is not None:
             name = b"\xff" * 4 + identifier[4:16] + int(value[0] % 2**32).to_bytes(4, "big")
             writer = worker.process.incarnation if worker.process else b""

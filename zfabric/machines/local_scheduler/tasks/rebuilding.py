@@ -100,8 +100,7 @@ class Rebuilding:
         unresolved = 0
         for needed in inputs:
             needed.pin()
-            if needed.home:
-                self.tables.first_held.append(needed)
+            self.tables.ledger.hold(needed)
             if needed.status == PENDING:
                 unresolved += 1
                 self.tables.want(needed)
