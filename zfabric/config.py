@@ -261,7 +261,6 @@ class Config:
     """Interval at which the memory of busy workers is read, some 20 µs a worker."""
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             wanted = type(field.default)

@@ -1,4 +1,4 @@
-"""What the processes of a cluster do now, by their own answers, as plain data: what actors run, and the stacks of every process."""
+"""What a cluster's processes do now, by their own answers: what actors run, and the stacks of every process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from zfabric.runtime.timeline import Asker, TimelineNode, nodes_of
 
 ASKED_MOST = 64
 RUNS_SECONDS = 0.5
-"""How long a worker may take to answer what it runs: a control thread does so, unless C code holds the interpreter's lock."""
+"""Seconds for a worker's answer: its control thread gives one, unless C code holds the interpreter's lock."""
 STACKS_SECONDS = 2.5
-"""How long a process may take to answer with its stacks: a driver polls for requests once a second."""
+"""Seconds for a process's stacks: a driver polls for requests once a second."""
 DUMP_SECONDS = 2.0
 SHOWN_MOST = 3
 """A concurrent actor may run thousands of calls."""
@@ -49,7 +49,7 @@ def activity_of(client: Asker, pid: int) -> Activity | None:
 
 
 def activities(client: Asker, workers: Sequence[dict[str, Any]]) -> dict[tuple[str, int], Activity]:
-    """What the processes of these workers' actors run, by (node, pid); the node is "" in a cluster of one."""
+    """What these actors' processes run, by (node, pid); the node is "" in a cluster of one."""
     actors = [row for row in workers if row["actor_id"] and row["pid"]]
     askers = {node.name: node.asker for node in nodes_of(client)} if actors else {}
     found = {}
@@ -81,7 +81,7 @@ def processes_of(node: TimelineNode, subject: bytes = b"") -> list[tuple[int, di
 
 
 def process_report(session: Session, client: Asker, pid: int, worker: dict[str, Any] | None, everything: bool) -> dict[str, Any]:
-    """A process's report of its threads, or a dump if it does not answer."""
+    """A process's report of its threads; a dump if the process does not answer."""
     answers = True
     threads: tuple[Thread, ...] = ()
     try:

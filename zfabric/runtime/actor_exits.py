@@ -40,9 +40,9 @@ class ActorExits:
         self._functions = functions
 
     def exit_here(self) -> NoReturn:
-        """End the actor that runs here by raising: through its call, or silently in a thread or asyncio task that it started.
+        """End the actor that runs here by raising: through its call, or silently in a thread or asyncio task that the actor started.
 
-        Raises TypeError if the process has no actor, or has several and none of them runs here.
+        Raises TypeError as ``FabricClient.exit_actor`` does.
         """
         contexts, host, makes_actor = self._contexts, self._host, self._functions.makes_actor
         crew, call = host.crew or host.loop, current_call.get()
@@ -67,7 +67,7 @@ class ActorExits:
         raise SystemExit(0)
 
     def leave_for_good(self, item: Item | Invocation, how: str) -> tuple[int, Row, None]:
-        """End the actor for good, without its queued calls. Return the outcome of the ending call."""
+        """End the actor for good, without its queued calls. Return the ending call's outcome."""
         with self._connection.lock:
             self._end(item, LEAVE, "")
             self._connection.machine.send(m.ActorExiting(actor_of(item)))  # Its __init__ may end it, too.
@@ -92,7 +92,7 @@ class ActorExits:
             self._worker.baton.leave(item.actor_id, how, reason)
 
     def _end_with_process(self, item: Item | Invocation | None) -> None:
-        """End actor and process. ``item`` is the call that ends it, if any. The caller holds the lock."""
+        """``item`` is the call that ends the actor, if any. The caller holds the lock."""
         host = self._host
         self._worker.report_trace()  # Sent before others learn of the actor's end: then the job may end, and its processes with it.
         if not host.leaving:

@@ -1,7 +1,4 @@
-"""Writes and reads large values: in the arena, or in files that the store grants instead.
-
-The caller reports what it has written.
-"""
+"""Writes and reads large values: in the arena, or in files that the store grants instead."""
 
 from __future__ import annotations
 
@@ -35,9 +32,9 @@ class ArenaAccess:
         self._files = SpillFiles(spill)
 
     def write(self, identifier: bytes, value: SerializedValue) -> tuple[int, int]:
-        """Reserve room for a large value, write it and seal it. Return (offset, size).
+        """Write and seal a large value. Return (offset, size).
 
-        The caller reports it, then calls ``Reservations.finished``.
+        The caller reports the value, then calls ``Reservations.finished``.
         """
         size = value.size
         offset = self._room_for(size)
@@ -77,12 +74,12 @@ class ArenaAccess:
             raise ObjectStoreFullError(f"the value cannot be mapped ({error})") from None
 
     def void(self, offset: int) -> None:
-        """Void the header of a value whose room this process is to write again."""
+        """Void the header of a value whose room this process will write again."""
         if self._arena is not None:
             self._arena.void(offset)
 
     def copy(self, identifier: bytes, place: tuple[int, int]) -> memoryview | None:
-        """Copy a value without a pin; None if it is gone."""
+        """Copy a value without a pin; None if the value is gone."""
         offset, size = place
         if not self._arena_path or size > self._connection.config.copied_bytes:
             return None
@@ -147,14 +144,14 @@ class ArenaAccess:
 
 
 class KeptCopies:
-    """Copies of values for calls; those taken again are kept."""
+    """Copies of values for calls; only values taken again are kept."""
 
     def __init__(self, connection: Connection, values: ArenaAccess) -> None:
         self._values = values
         self._most = COPIES_KEPT * connection.config.copied_bytes
         self._lock = threading.Lock()
         self._taken: dict[bytes, None] = {}
-        """Values that were taken before, the oldest first."""
+        """Values taken before, the oldest first."""
         self._kept: dict[bytes, memoryview] = {}
         """Read-only copies, least recently used first."""
         self._bytes = 0
@@ -186,7 +183,7 @@ class KeptCopies:
 
 
 class UnreportedWrites:
-    """Values written but not yet reported."""
+    """Written values that no message has reported."""
 
     def __init__(self, connection: Connection, values: ArenaAccess) -> None:
         self.offsets: dict[bytes, list[int]] = {}
@@ -196,7 +193,7 @@ class UnreportedWrites:
         self._values = values
 
     def store(self, identifier: bytes, packed: SerializedValue, room: int = NUMBER_MAX) -> bytes | tuple[int, int]:
-        """Return a value as a message reports it: inline bytes, at most ``room``, or its place after writing it."""
+        """Return a value as messages report it: inline bytes, at most ``room``, or its place once written."""
         if packed.size <= self._inline_bytes and packed.size <= max(room, SMALL_BYTES):
             return packed.to_bytes()
         place = self._values.write(identifier, packed)
@@ -204,7 +201,7 @@ class UnreportedWrites:
         return place
 
     def finish(self, identifier: bytes) -> None:
-        """These values are about to be reported. The caller holds the lock."""
+        """Stop tracking values that are about to be reported. The caller holds the lock."""
         for offset in self.offsets.pop(identifier, ()):
             self._room.finished(offset)
 

@@ -1,8 +1,8 @@
 """Arrows of the timeline, as flow events of the Chrome trace format: why one task or call ran after another.
 
-Nothing is recorded for them while tasks run. *control*: a task's id has a hash of its submitter, which is searched among all tasks' hashes.
-*data*: rows of the control store, or an actor's record, name arguments. *state*: an actor's calls in order. Arrows are missing where rows
-were deleted with their values, and for tasks of threads.
+Nothing is recorded while tasks run. *control*: a task's id has a hash of its submitter, searched among all tasks' hashes. *data*: rows of
+the control store, or an actor's record, name arguments. *state*: an actor's calls in order. Arrows are missing where rows were deleted with
+their values, and for tasks of threads.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Spans:
     def __init__(self) -> None:
         self._first: dict[bytes, int] = {}
         self._more: defaultdict[bytes, list[int]] = defaultdict(list)
-        """Later bars of tasks that ran several times."""
+        """Bars of later attempts."""
         self._times = array("d")
         self._places = array("l")
         self.arguments: list[tuple[bytes, tuple[bytes, ...]]] = []
@@ -66,7 +66,7 @@ class Spans:
         return iter(self._first)
 
     def of(self, task: bytes) -> list[Span]:
-        """A task's bars, in the order added."""
+        """A task's bars, as added."""
         first = self._first.get(task)
         if first is None:
             return []
@@ -125,7 +125,6 @@ def _parents(spans: Spans, prefixes: set[bytes], attempts: list[int], puts: bool
 
 
 def _data(spans: Spans, blocks: Iterable[tuple[bytes, bytes]], attempts: list[int]) -> Iterator[Arrow]:
-    """Yield arrows from the maker or putter of a value to what took it."""
     taken = [*spans.arguments, *((row[0], row[3]) for _, block in blocks for row in read_block(block) if row[3])]
     puts = _parents(spans, {each[:PREFIX_BYTES] for _, objects in taken for each in objects if is_put(each)}, attempts, puts=True)
     for task, objects in taken:
@@ -139,7 +138,6 @@ def _data(spans: Spans, blocks: Iterable[tuple[bytes, bytes]], attempts: list[in
 
 
 def _state(spans: Spans) -> Iterator[Arrow]:
-    """Yield arrows from an actor's creation through its calls in order."""
     for (place, process, actor), calls in spans.actors.items():
         before = next((each for each in reversed(spans.of(actor)) if (each.place, each.thread) == (place, process)), None)
         for span in sorted(calls):

@@ -27,13 +27,13 @@ _RETURNED_NONE: Ending = (OK, (NONE,), None)
 NODE_GPUS = visible_gpus()
 """The GPUs of ``CUDA_VISIBLE_DEVICES``, if set. Read before any worker is forked."""
 SHORT = 1000
-"""Longest text on the fast path, in characters: longer ones may exceed an inline value."""
+"""Longest text on the fast path, in characters: longer texts may exceed an inline value."""
 
 
 class AttemptRunner:
     """Runs user code in the main thread, where interrupts may end it.
 
-    ``_run_plain`` is the fast path of tasks without arguments and options: what it needs of other parts is copied into attributes.
+    ``_run_plain`` is the fast path of tasks without arguments and options; attributes have copies of what it needs.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class AssignedGpus:
 
 
 def gpu_ids(places: tuple[int, ...]) -> tuple[int | str, ...]:
-    """The CUDA names of these GPUs of the node, numbers as ints."""
+    """The CUDA names of these GPUs, numbers as ints."""
     return tuple(int(name) if name.isdigit() else name for name in map(_gpu_name, places))
 
 

@@ -1,4 +1,4 @@
-"""Concurrency groups: queues with limits on how many calls run at once."""
+"""Concurrency groups: queues with limits on calls running at once."""
 
 from __future__ import annotations
 

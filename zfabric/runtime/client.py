@@ -1,10 +1,10 @@
 """The client of this process: what ``zfabric.api`` calls, by ids and bytes. Drivers and workers derive theirs from it.
 
-An operation is written once, here, and marked by ``operation``. What else a process does about each of them follows from that mark:
-a driver defers signals meanwhile (``runtime.driver``), a worker interrupts (``runtime.worker_client``).
+Each operation is written once, here, and marked by ``operation``: during a marked call a driver defers signals (``runtime.driver``) and a
+worker defers interrupts (``runtime.worker_client``).
 
-``submit`` and ``call`` append a row to a batch under the lock. The row is sent at once if nothing else is in flight; otherwise the flusher
-sends it soon.
+``submit`` and ``call`` append a row to a batch under the lock. The row is sent at once if nothing else is in flight, otherwise soon by the
+flusher.
 """
 
 from __future__ import annotations
@@ -36,33 +36,32 @@ from zfabric.runtime.arena_access import ArenaAccess
 from zfabric.runtime.connection import Connection, clock
 
 ONLY_ROWS = {tuple}
-"""The types of a client's entries if none has an outcome (``machines.client.objects``): one comparison instead of a check of each."""
+"""The types of a client's entries while none has an outcome (``machines.client.objects``): one comparison checks all."""
 ONLY_SMALL = {bytes}
 """The types of outcomes if all are small values."""
 EXPLAIN_SECONDS = 0.25
-"""Most seconds that a ``get`` past its timeout waits for the explanation in its error."""
+"""Most seconds that a ``get`` past its timeout waits for its error's explanation."""
 OUTPUT_SECONDS = 1.0
-"""Most seconds that ``get`` waits for the output of the tasks whose outcomes it has."""
+"""Most seconds that ``get`` waits for the output of tasks with outcomes here."""
 FAR_CALLS = 64
-"""Calls of an actor on another node that may be under way with arguments of up to ``FAR_BYTES_MAX``."""
+"""Most pending calls of an actor on another node with arguments of up to ``FAR_BYTES_MAX``."""
 FEW = 32
 """Up to this many entries are checked one by one."""
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 Options = tuple[Row, ...] | None
-"""The options of a task or call; None if it has none of its own."""
+"""The options of a task or call; None if it has none."""
 
 OPERATIONS: list[str] = []
-"""The names of all operations."""
 OPTIONS_AT = {"submit": 3, "create_detached": 3, "call": 4}
-"""Operations that submit one task or call, and which of their arguments are its options."""
+"""Operations that submit one task or call, and the index of the options among their arguments."""
 OPTIONS_OF_EACH_AT = {"submit_many": (1, 2), "call_all": (3, 1)}
-"""Operations that submit several, which of their arguments are these, and which field of each has its options."""
+"""Operations that submit several: the index of these among the arguments, and of the options in each."""
 
 
 def operation(function: _Function) -> _Function:
-    """Mark a method of ``FabricClient`` as an operation: it takes the lock, so a process must not be stopped in the middle of it."""
+    """Mark a method of ``FabricClient`` as an operation: the method takes the lock, so a process must not be stopped inside."""
     OPERATIONS.append(function.__name__)
     return function
 
@@ -71,7 +70,7 @@ NO_ACTOR = "exit_actor() is for methods of actors, and for threads and asyncio t
 
 
 class View:
-    """One view of a value in the arena. A call ends it; so does the end of this object, if an exception prevented the call."""
+    """One view of a value in the arena. A call ends the view; so does this object's end, if an exception prevented the call."""
 
     __slots__ = ("_end", "_identifier")
 
@@ -92,13 +91,14 @@ class WaitFor(Protocol):
     """Waits for objects until ``done()`` is true; returns False if the deadline passed first."""
 
     def __call__(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool, needed: int) -> bool:
-        """Wait. ``plain``: a ``get`` without a timeout. ``needed``: how many outcomes must come; 0 if the caller can go on without any."""
+        """``plain``: a ``get`` without a timeout. ``needed``: how many outcomes must come; 0 if the caller can go on without any."""
 
 
 class FabricClient(ABC):
-    """The client of this process. All methods are thread-safe. Object ids have 20 bytes, task ids 16.
+    """The client of this process. All methods are thread-safe. Object ids have 20 bytes, task ids 16. The process holds one ref to each
+    value that it puts, and to each value of what it submits or calls.
 
-    ``namer`` returns the ``Namer`` for tasks and values of the calling thread; ``wait_for`` waits for objects.
+    ``namer`` returns the ``Namer`` of the calling thread; ``wait_for`` waits for objects.
     """
 
     def __init__(self, connection: Connection, namer: Callable[[], Namer], wait_for: WaitFor) -> None:
@@ -107,9 +107,10 @@ class FabricClient(ABC):
         self.machine = connection.machine
         self.config = connection.config
         self.paths: tuple[str, ...] = ()
-        """The program's import paths, if it did not start the node: workers of its functions use them."""
+        """The program's import paths, for workers of its functions, if the program did not start the node."""
         self.directory = ""
-        """The program's working directory, if it did not start the node: its functions run there if the node has that directory."""
+        """The program's working directory, if the program did not start the node: its functions run there if the node has that directory.
+        """
         description = connection.session.describe()
         self.values = ArenaAccess(connection, str(description["arena"]), int(description["arena_size"]), str(description["spill"]))
         self.machine.arguments.void = self.values.void
@@ -121,7 +122,7 @@ class FabricClient(ABC):
         self._wait_for = wait_for
         self._batch_rows = self.config.batch_rows
         self._detached_elsewhere = False
-        """Whether detached actors are at home on another node than this."""
+        """Whether detached actors have their home on another node."""
 
     # -- identity --
 
@@ -132,7 +133,7 @@ class FabricClient(ABC):
 
     @property
     def namespace(self) -> str:
-        """The default namespace for names of actors."""
+        """The default namespace of actors' names."""
         return self.connection.namespace
 
     @property
@@ -144,13 +145,13 @@ class FabricClient(ABC):
 
     @operation
     def new_id(self) -> bytes:
-        """Return an id (16 bytes) that nothing else has: it begins with the job's."""
+        """Return a new id (16 bytes), which begins with the job's."""
         with self._lock:
             return self._namer().child()
 
     @operation
     def export(self, function_id: bytes, name: str, payload: bytes, options: tuple[Row, ...]) -> None:
-        """Export a function to the job; its id is a 16-byte hash of its content. Repeated exports are cheap."""
+        """Export a function, whose id is a 16-byte hash of its content, to the job. Repeated exports are cheap."""
         if self.paths:
             options = (*options, ("paths", self.paths))
         if self.directory:
@@ -160,7 +161,7 @@ class FabricClient(ABC):
 
     @operation
     def submit(self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: Options, num_returns: int) -> bytes:
-        """Queue one task and return the id of its first value, even if it will have none. The process holds one ref to each value.
+        """Queue one task and return the id of its first value, even if it will have none.
 
         The returned bytes object is also the key in the tables, which makes look-ups faster.
         """
@@ -183,7 +184,7 @@ class FabricClient(ABC):
 
     @operation
     def create_detached(self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: Options) -> bytes:
-        """Have a detached actor made, and return the id of its handle, once the node that is its home has it. The process holds one ref."""
+        """Have a detached actor made; return its handle's id, to which the process holds one ref, once the actor's home node has it."""
         self._detached_elsewhere = self._detached_elsewhere or self.query("detached elsewhere")
         if not self._detached_elsewhere:
             return FabricClient.submit(self, function_id, arguments, dependencies, options, 1)
@@ -241,9 +242,9 @@ class FabricClient(ABC):
         num_returns: int,
         terms: Terms,
     ) -> bytes:
-        """Queue one call of an actor and return the id of its first value. The process holds one ref to each value.
+        """Queue one call of an actor and return the id of its first value.
 
-        If the terms allow no more calls, raise PendingCallsLimitExceededError, or wait if the configuration says so.
+        If the terms allow no more calls, raise PendingCallsLimitExceededError or wait, as configured.
         """
         machine, connection = self.machine, self.connection
         if terms.pending:
@@ -266,7 +267,7 @@ class FabricClient(ABC):
 
     @operation
     def call_all(self, method: str, arguments: bytes, dependencies: tuple[bytes, ...], calls: Sequence[ActorCall]) -> list[bytes]:
-        """Call a method of several actors with the same arguments, in one message to each process. Return what ``call`` would for each."""
+        """Call a method of several actors with the same arguments, in one message to each process. Return ids as ``call`` does."""
         for actor_id, _, _, terms in calls:
             if terms.pending:
                 self._await_room(actor_id, terms)
@@ -286,9 +287,9 @@ class FabricClient(ABC):
         return firsts
 
     def takes_far(self, actor_id: bytes) -> bool:
-        """Whether arguments that would be stored for a call on this node travel with a call of this actor: it lives on another node.
+        """Whether a call takes along arguments that would otherwise be stored: its actor lives on another node.
 
-        Only for a few calls under way, since all processes on the way have the arguments.
+        Only for a few pending calls, since all processes on the way have the arguments in memory.
         """
         target = self.machine.calls.targets.get(actor_id)
         if target is None or target.address[:1] != LOCAL_SCHEDULER or target.keeps:
@@ -297,16 +298,16 @@ class FabricClient(ABC):
 
     @operation
     def actor_state(self, actor_id: bytes) -> tuple[int, bool] | None:
-        """The state of an actor (``CREATING``, ``ALIVE``, ``DEAD``) as this process last received it, and whether it has lived before that.
+        """An actor's state (``CREATING``, ``ALIVE``, ``DEAD``) as last received here, and whether the actor had lived before that.
 
-        None if this process has not called it. Asks nobody.
+        None if this process has not called the actor. Asks nobody.
         """
         with self._lock:
             return self.machine.calls.state_of(actor_id)
 
     @operation
     def reference_counts(self) -> dict[bytes, tuple[int, int]]:
-        """The objects that this process refers to, each with its refs, and with the tasks and calls without an outcome that take it."""
+        """The objects that this process refers to, each with its refs, and with the pending tasks and calls that take it."""
         with self._lock:
             return self.machine.reference_counts()
 
@@ -318,7 +319,6 @@ class FabricClient(ABC):
             return self.machine.objects.inline_bytes()
 
     def _await_room(self, actor_id: bytes, terms: Terms) -> None:
-        """Wait until fewer calls than ``terms.pending`` have no outcome, or raise PendingCallsLimitExceededError."""
         calls = self.machine.calls
         with self._lock:
             count = calls.count(actor_id)
@@ -341,7 +341,7 @@ class FabricClient(ABC):
 
     @operation
     def put(self, value: SerializedValue, durable: bool, argument: bool = False) -> bytes:
-        """Store a value; return its object id. The process holds one ref. Raises ObjectStoreFullError or ObjectTooLargeError."""
+        """Store a value; return its object id. Raises ObjectStoreFullError or ObjectTooLargeError."""
         connection = self.connection
         if durable and value.size > self.config.durable_bytes:
             raise ObjectTooLargeError(
@@ -392,7 +392,7 @@ class FabricClient(ABC):
 
     @operation
     def add_reference(self, object_id: bytes) -> None:
-        """Count one more ref in this process, for a ref that is unpickled or copied."""
+        """Count one more ref in this process: a ref was unpickled or copied."""
         with self._lock:
             self.machine.references.add(object_id)
             if not self.connection.armed:
@@ -400,7 +400,7 @@ class FabricClient(ABC):
 
     @operation
     def follow(self, object_ids: Sequence[bytes]) -> None:
-        """Count one more ref to each object, and request values as soon as they exist: the next ones of a stream."""
+        """Count one more ref to each object, and request values once they exist: the next ones of a stream."""
         with self._lock:
             self.connection.check_usable()
             for object_id in object_ids:
@@ -431,7 +431,7 @@ class FabricClient(ABC):
         found: list[bytes | None] = []
         """Small values in the order of ``object_ids``; None for others."""
         failures = 0
-        """How many failures this process had received when the rest of the list was last searched for one."""
+        """How many failures had arrived when the rest of the list was last searched for one."""
         failed: tuple[bytes, ...] = ()
 
         def ready() -> bool:
@@ -500,7 +500,7 @@ class FabricClient(ABC):
         return f". {brief(missing)}{name} is {answer[0]}{elapsed}: {answer[1]}{on}"
 
     def _show_output(self) -> None:
-        """In a driver, show the output of the tasks whose outcomes are here. The daemon reads it, and sends it before its answer."""
+        """In a driver, show the output of tasks with outcomes here. The daemon reads and sends the output before its answer."""
         if self.connection.kind == "driver":
             printed, self.machine.printed = self.machine.printed, False
             if printed and self.connection.shows_output:
@@ -510,7 +510,7 @@ class FabricClient(ABC):
                 self.connection.show_notices()
 
     def _await_one(self, object_ids: Sequence[bytes], deadline: float | None, needed: int) -> None:
-        """Wait for the outcome of the task that makes this one object, wherever its value is, or until the deadline."""
+        """Wait for the outcome of this one object's task, wherever the value is, or until the deadline."""
         entries, (identifier,) = self.machine.entries, object_ids
 
         def done() -> bool:
@@ -521,7 +521,7 @@ class FabricClient(ABC):
         self._wait_for(object_ids, done, deadline, plain=deadline is None, needed=needed)
 
     def _outcomes(self, object_ids: Sequence[bytes], found: list[bytes | None]) -> list[bytes | Outcome]:
-        """Return the outcomes of objects that have one; ``found`` has the small values. The caller holds the lock."""
+        """Return all outcomes that have arrived; ``found`` has the small values. The caller holds the lock."""
         if set(map(type, found)) == ONLY_SMALL:
             return found  # type: ignore[return-value]  # there is no None
         outcomes: list[bytes | Outcome] = []
@@ -551,7 +551,7 @@ class FabricClient(ABC):
 
     @operation
     def ignore_unread(self) -> None:
-        """Show no failures that nobody has read, from now on: the user has interrupted the program, and knows that its tasks are lost."""
+        """Show no unread failures from now on: the user has interrupted the program, and knows that its tasks are lost."""
         with self._lock:
             self.machine.unread.ignore()
 
@@ -571,7 +571,7 @@ class FabricClient(ABC):
         may_lack = len(pending) - num_returns
 
         def scan() -> bool:
-            """Stop as early as possible: programs wait for many objects, one at a time, and each message calls this again."""
+            """Stop as early as possible: each message calls this again, and programs wait for many objects, one at a time."""
             nonlocal pending
             if len(ready) >= num_returns:
                 return True
@@ -643,7 +643,7 @@ class FabricClient(ABC):
 
     @operation
     def add_outcome_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:
-        """Do as ``add_done_callback``, but do not bring a value here whose outcome comes without it."""
+        """Do as ``add_done_callback``, but bring no value here whose outcome comes without it."""
         with self._lock:
             self.connection.check_usable()
             if not self.machine.objects.known(object_id):
@@ -657,7 +657,7 @@ class FabricClient(ABC):
     def add_last_callback(self, object_id: bytes, callback: Callable[[bytes], None], everywhere: bool) -> None:
         """Call ``callback(object_id)`` in a thread of the fabric once no ref is left: in this process, or anywhere in the cluster.
 
-        Raises CallbackLimitExceededError if ``last_callbacks_max`` have been added and not been called.
+        Raises CallbackLimitExceededError if ``last_callbacks_max`` of them are pending.
         """
         last = self.machine.last
         with self._lock:
@@ -672,7 +672,7 @@ class FabricClient(ABC):
 
     @operation
     def locate(self, object_ids: Sequence[bytes]) -> dict[bytes, Row]:
-        """Return what is known of these objects: (size or None, ids of the nodes with the value in hex, only on disk, has an outcome)."""
+        """Return of each object: (size or None, hex ids of the nodes with the value, only on disk, has an outcome)."""
         with self._lock:
             self.connection.check_usable()
             found = self.machine.located(object_ids)
@@ -698,12 +698,12 @@ class FabricClient(ABC):
 
     @operation
     def pending_calls(self, matches: Callable[[bytes], bool]) -> list[bytes]:
-        """Return the ids of this process's calls that have no outcome yet and match."""
+        """Return the ids of this process's pending calls that match."""
         with self._lock:
             return list(filter(matches, self.machine.calls.pending))
 
     def breakpoint_of(self, task_id: bytes, pid: str) -> str:
-        """Describe the ``breakpoint()`` at which this task or call waits, or else this process; empty if there is none."""
+        """Describe the ``breakpoint()`` at which this task or call, or else this process, waits; empty if there is none."""
         from zfabric.runtime.debugger import where_waiting  # Only `zfabric debug` needs it.
 
         return where_waiting(self.connection.session.directory, task_id, pid)
@@ -740,7 +740,7 @@ class FabricClient(ABC):
     def alter_options(self, names: Iterable[str], alter: Callable[[Options], Options]) -> Callable[[], None]:
         """Have ``alter`` return the options of what these operations submit from now on. Return a function that ends this.
 
-        The operations are replaced on this object, so that what is not altered takes no longer.
+        The operations are replaced on this object, so that unaltered ones take no longer.
         """
         own = vars(self)
         before = {name: own[name] for name in names if name in own}
@@ -756,7 +756,6 @@ class FabricClient(ABC):
 
 
 def _altered(submit: Callable[..., Any], name: str, alter: Callable[[Options], Options]) -> Callable[..., Any]:
-    """Return the operation ``submit``, whose name is ``name``, with ``alter`` applied to the options of each task or call."""
     if name in OPTIONS_AT:
         place, change = OPTIONS_AT[name], alter
     else:

@@ -1,7 +1,7 @@
 """How a session becomes a node: addresses, keys, checks before its start, the request to join.
 
-A cluster's keys are two files (``runtime.keys``): the key file for all nodes, and the head's own pair; sessions have copies. All workers
-share one hash seed, derived from the head's public key, so that each supervisor has it before it starts an interpreter.
+A cluster's keys are two files (``runtime.keys``), the key file for all nodes and the head's own pair; sessions have copies. The hash seed
+of all workers derives from the head's public key, so that each supervisor has it before it starts an interpreter.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HEAD_PORT = 6790
 REACH_SECONDS = 3.5
 """Seconds to resolve the head's name and connect. Then a node has ``JOIN_SECONDS``."""
 FACTS_BYTES_MAX = 3 * JOIN_BYTES_MAX // 4
-"""Most bytes of a node's name, labels and resources. The rest of ``Join`` has addresses, keys and versions."""
+"""Most bytes of a node's name, labels and resources; ``Join`` also has addresses, keys and versions."""
 FACT_BYTES = 16
 """Bytes that a text, or a resource's amount, takes beside its own."""
 _ANY = ("", "0.0.0.0", "*")
@@ -56,7 +56,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def endpoint(host: str, port: int | str) -> str:
-    """Join a host and a port to an address."""
+    """An address of host and port."""
     return f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
 
 
@@ -194,7 +194,7 @@ class KnownKeys(NamedTuple):
 
     path: str
     heads: tuple[Session, ...]
-    """Running heads with copies of them."""
+    """Running heads with copies of the keys."""
 
     @property
     def name(self) -> str:
@@ -335,14 +335,13 @@ def join_message(
 
 
 class _Numbers:
-    """Resolves each host once, so that two names of it are equal, all by one deadline."""
+    """Resolves each host once, by one deadline, so that two names of a host are equal."""
 
     def __init__(self) -> None:
         self._until = clock() + REACH_SECONDS
         self._found: dict[str, str] = {}
 
     def of(self, address: str) -> str:
-        """An address with its host as a number, if one is found."""
         host, port = parse_address(address)
         if host not in self._found:
             try:
@@ -359,7 +358,7 @@ def node_name() -> str:
 
 
 def nodes_here(address: str) -> list[Session]:
-    """This user's living nodes of the cluster that has a node at ``address``: the addressed one first, then the oldest."""
+    """This user's living nodes of the cluster with a node at ``address``: the addressed one first, then the oldest."""
     numbers = _Numbers()
     address = numbers.of(address)
     addressed: list[Session] = []

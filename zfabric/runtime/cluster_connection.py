@@ -72,7 +72,7 @@ class ClusterConnection:
         self._unreachable: tuple[bytes, ...] = ()
         self._silent = False
         self._held: dict[bytes, list[Envelope]] = {}
-        """What waits for the end of the silence, by receiver."""
+        """Messages held until the silence ends, by receiver."""
         if self.part.table is None and not settings.head:
             self.transport.join(self._head, cluster.server, cluster.node)
 
@@ -106,7 +106,7 @@ class ClusterConnection:
                 core.receive_from_node(now, sender, to, role, message, send_ahead)
 
     def send(self, now: float, core: NodeMachines) -> None:
-        """Send to other nodes; while silent, only requests for the lease."""
+        """Send to other nodes; while silent, only lease requests."""
         for node, envelopes in core.take_outgoing_to_nodes().items():
             if self._silent:
                 self._held.setdefault(node, []).extend(each for each in envelopes if type(each[2]) not in _OF_LEASES)
@@ -163,7 +163,7 @@ class ClusterConnection:
 
     @property
     def unacknowledged(self) -> bool:
-        """Whether this is the head, and a node that has not left has yet to acknowledge something."""
+        """Whether this is the head, and a node that has not left owes an acknowledgement."""
         return self._settings.head and any(peer.link.unacknowledged() for peer in self.transport.peers.values())
 
     def close(self) -> None:

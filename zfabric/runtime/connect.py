@@ -26,7 +26,7 @@ LOCAL = "local"
 DAEMON_SECONDS = 15.0
 """Seconds for a restarted daemon to publish its socket."""
 REGISTER_SECONDS = 60.0
-"""The same of a new node: overloaded machines take long, and a node that ends is noticed at once."""
+"""The same for a new node: overloaded machines take long, and a node that ends is noticed at once."""
 REGISTERED_SECONDS = 5.0
 """Seconds for nodes to register with each other, usually milliseconds."""
 LOOKS = 20
@@ -96,7 +96,7 @@ def session_to_join(address: str | None) -> Session | None:
 
 
 def join(session: Session, namespace: str, log_to_driver: bool) -> DriverClient:
-    """Join a cluster as a driver. Raises VersionMismatchError for another version of Python."""
+    """Join a cluster as a driver. Raises VersionMismatchError for another Python version."""
     from zfabric.adapters.processes import module_paths, working_directory
 
     description = session.describe()
@@ -273,7 +273,7 @@ def drain_node(
 
 
 def this_program() -> Program:
-    """What this program is called: its script and its command, as far as they show."""
+    """This program's script and command, as far as known."""
     arguments = [text for text in getattr(sys, "orig_argv", []) if isinstance(text, str)]
     return Program(os.environ.get(JOB_VARIABLE, ""), _script(), shlex.join(arguments))
 

@@ -1,8 +1,8 @@
 """A process's connection to its daemon: sockets, locks and threads around ``machines.client``, and waits.
 
-A waiting thread receives by itself. Of several, one leads: it receives for all, wakes each follower whose wait is over, and a successor
-when it stops. The only other thread, the flusher, sends rows after two milliseconds, and receives once a second while the program computes,
-more often while other processes wait for this one.
+A waiting thread receives by itself. Of several, one leads: it receives for all, wakes each follower whose wait is over, and wakes a
+successor when it stops. The only other thread, the flusher, sends rows after two milliseconds. While the program computes, the flusher also
+receives: once a second, more often while other processes wait for this one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _RLock: Any = type(threading.RLock())
 
 
 class ConnectionLock(_RLock):  # type: ignore[misc]
-    """The lock that every send holds: a forked child that cannot acquire it cannot hurt its parent."""
+    """The lock held for every send: a forked child that cannot acquire it cannot hurt its parent."""
 
     __slots__ = ()
 
@@ -95,7 +95,7 @@ _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Make the parent's connections unusable. Any other sign of a fork costs system calls."""
+    """Make the parent's connections unusable. Any other detection of a fork costs system calls."""
     for connection in _connections:
         connection.forked = True
         connection.lock.__class__ = _ParentsLock
@@ -124,7 +124,7 @@ class Connection:
         self.kind = kind
         self.name = name
         self.namespace = namespace
-        """The default for names of actors."""
+        """The default namespace of actors' names."""
         self.incarnation = incarnation
         self.control = b""
         self.lock: threading.RLock = ConnectionLock()
@@ -148,7 +148,7 @@ class Connection:
         self._between = False
         """Whether the leader polls or prints: a signal handler on top of it may then receive."""
         self._sockets_close = False
-        """Whether such a handler has closed the connection: the leader then closes the sockets."""
+        """Whether such a handler has closed the connection: then the leader closes the sockets."""
         self._followers: dict[Follower, None] = {}
         self._following = threading.Lock()
         """Guards ``_followers``; the innermost lock."""
@@ -191,13 +191,13 @@ class Connection:
         self.await_welcome()
 
     def register_with(self, daemon: bytes) -> None:
-        """Send the registration."""
+        """Send the registration without waiting."""
         with self.lock:
             self._join(daemon)
             self.flush()
 
     def await_welcome(self) -> None:
-        """Wait for the daemon's ``Welcome``. Raises a refusal's error, or ConnectionLostError."""
+        """Wait for ``Welcome``. Raises a refusal's error, or ConnectionLostError."""
         deadline = clock() + self.config.register_seconds
         if not self.wait_until(lambda: self.machine.welcomed or self.machine.refused is not None, deadline):
             raise ConnectionLostError(f"the daemon in {self.session.directory} did not answer within {self.config.register_seconds} s")
@@ -226,7 +226,7 @@ class Connection:
     def _is_new_daemon(self, sender: bytes) -> bool:
         """Join an unknown sender that is the new daemon. Other senders' frames are not decoded.
 
-        So a ``RegisterAgain`` from a daemon that has died since only causes this look at the session.
+        So a ``RegisterAgain`` of a daemon that has since died causes only this look at the session.
         """
         self._follow_daemon()
         if sender != self.daemon:
@@ -255,7 +255,7 @@ class Connection:
             self.transport.send(sends, self.sent_at)
 
     def flush_first(self) -> None:
-        """Send the first task or call, which the program is about to wait for; the rest follows. The caller holds the lock."""
+        """Send the first task or call, for which the program is about to wait; the rest follows. The caller holds the lock."""
         first = self.machine.take_first()
         if first is not None:
             to, message = first
@@ -309,7 +309,7 @@ class Connection:
         self._pump_lock.release()
 
     def _pumped(self) -> None:
-        """A subclass acts after each look at the sockets."""
+        """Hook for subclasses, after each look at the sockets."""
 
     def _receive(self, timeout: float) -> None:
         first = self.transport.take()
@@ -431,7 +431,6 @@ class Connection:
                 follower.wakeup.release()
 
     def _hand_over(self) -> None:
-        """Wake a follower to lead, if no thread does."""
         if not self._pump_lock.locked():
             with self._following:
                 successor = next(iter(self._followers), None)
@@ -448,7 +447,7 @@ class Connection:
     # -- waiting --
 
     def wait_until(self, done: Callable[[], bool], deadline: float | None) -> bool:
-        """Receive until ``done()`` or the deadline; return False if that came first. What has arrived by then counts.
+        """Receive until ``done()``, or return False at the deadline. What has arrived by then counts.
 
         ``done`` is called under the lock, by any thread and repeatedly; its result may be dropped.
         """
@@ -541,7 +540,7 @@ class Connection:
                 self.machine.objects.give_up_watching()
 
     def _unwatched(self) -> bool:
-        """Whether the watcher ends: no such waiter is left."""
+        """Whether the watcher ends because no such waiter is left."""
         if self._watched():
             return False
         self._watcher = None
@@ -589,7 +588,6 @@ class Connection:
             self._arm.release()
 
     def _flush_late(self) -> None:
-        """Sleep while nothing is unsent, else send every two milliseconds."""
         maintain_at = clock() + CHECK_EVERY
         while not self.closed:
             if clock() >= maintain_at:  # Also in a program that always submits and never waits.
@@ -613,7 +611,7 @@ class Connection:
                     self._arm.release()
 
     def _reads_aside(self) -> bool:
-        """Whether the flusher receives: others wait, or call backs do."""
+        """Whether the flusher receives, for other processes or call backs that wait."""
         return self.machine.calls.expectant or self.machine.last.count > 0
 
     def _flush_armed(self) -> None:
@@ -673,7 +671,7 @@ class Connection:
     def _forget_dead_workers(self) -> None:
         """Close sockets to exited workers of direct submission.
 
-        Before the scheduler has ended that, the next task would open the socket again.
+        The scheduler must first have ended that submission: else the next task would open the socket again.
         """
         sockets, direct = self.session.sockets, self.machine.direct
         idle = direct.allowed.difference(direct.workers.values())

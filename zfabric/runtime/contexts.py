@@ -1,4 +1,4 @@
-"""Which task or call each thread and coroutine of a worker runs, and the namers of what they submit.
+"""Which task or call each thread and coroutine of a worker runs, and the namers of what these submit.
 
 The main thread runs a stack: a task may run on top of one that waits in ``get``. Others run one call or async task each (``current_call``).
 """
@@ -17,7 +17,7 @@ from zfabric.machines.worker import Invocation, Item, Worker, actor_of
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Namer
 
 current_call: ContextVar[Item | Invocation | None] = ContextVar("current_call", default=None)
-"""What this thread or coroutine runs beside others."""
+"""What runs in this thread or coroutine beside others."""
 
 
 class Contexts:
@@ -26,7 +26,7 @@ class Contexts:
     def __init__(self, machine: Client, worker: Worker) -> None:
         self.main = get_ident()
         self.stack: list[Item | Invocation] = []
-        """The outermost first."""
+        """Outermost first."""
         self.namers: list[Namer | None] = []
         """The namers of ``stack``; None until a task submits."""
         self._machine = machine
@@ -52,11 +52,11 @@ class Contexts:
 
     @property
     def of_thread(self) -> Item | Invocation | None:
-        """The same, but None in a thread that user code started."""
+        """As ``here``, but None in a thread that user code started."""
         return current_call.get() or (self.top if self.in_main else None)
 
     def caller_of(self, actor_id: bytes) -> Item | Invocation | None:
-        """Return the task or call of this thread if it is of this actor, else None."""
+        """This thread's task or call if it is of this actor, else None."""
         item = self.of_thread
         return item if item is not None and actor_of(item) == actor_id else None
 
@@ -85,7 +85,7 @@ class Contexts:
 
     @contextlib.contextmanager
     def running_as(self, item: Invocation, namer: Namer | None) -> Iterator[None]:
-        """Run a replayed call in the main thread, with its own or this ``namer``."""
+        """Run a replayed call in the main thread, with its own namer or this one."""
         self.namers.append(namer)
         self.stack.append(item)
         try:

@@ -1,4 +1,4 @@
-"""A worker's control thread: receives on its own socket beside user code, returns tasks, interrupts, enforces timeouts."""
+"""A worker's control thread: beside user code it receives on its own socket, returns tasks, interrupts, enforces timeouts."""
 
 from __future__ import annotations
 

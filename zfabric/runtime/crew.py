@@ -2,8 +2,8 @@
 
 The main thread receives, and starts queued calls up to their group's limit (``max_concurrency`` for the default group). Whoever ends a call
 claims the group's next, so calls of a group start in order, and groups do not wait for each other. An actor with an ``async def`` method
-runs all calls in its loop, where plain methods must not block. Its plain ``__init__`` runs in the main thread before the loop does, an
-``async def`` one in the loop.
+runs all calls in its loop, where plain methods must not block. Its ``__init__`` runs in the loop if ``async def``, else in the main thread
+before the loop does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ASYNC_CONCURRENCY = 1000
 
 
 class CallRunner:
-    """Runs a call in the calling thread or loop, from claim to report."""
+    """Runs a call from claim to report, in the calling thread or loop."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class CallRunner:
 
 
 class Threads:
-    """Threads, per group as many as its limit, started when needed."""
+    """Threads, per group up to its limit, started when needed."""
 
     def __init__(self, runner: CallRunner, groups: Sequence[Group]) -> None:
         self._runner = runner
@@ -106,11 +106,11 @@ class Threads:
         """Fences by the running call's id."""
 
     def wanted(self) -> bool:
-        """Whether a call may start. The caller holds the lock."""
+        """As ``Crew.wanted``."""
         return self._runner.any_wanted(self._groups)
 
     def hand_out(self) -> None:
-        """Start as many queued calls as may run."""
+        """As ``Crew.hand_out``."""
         for item, group in self._runner.claim(self._groups):
             with self._runner.connection.lock:
                 one_more = group.threads < group.running
@@ -140,16 +140,16 @@ class Threads:
         return following
 
     def alone(self, action: Callable[[], None]) -> None:
-        """Run ``action`` here: no call runs."""
+        """As ``Crew.alone``: here, since no call runs."""
         action()
 
     def runs_here(self, item: Item | Invocation) -> bool:
-        """Whether this very thread runs a call."""
+        """As ``Crew.runs_here``."""
         fence = self._fences.get(item.row[0])
         return fence is not None and fence.thread == threading.get_ident()
 
     def interrupt(self, item: Item | Invocation) -> bool:
-        """Interrupt the call's thread. Return False if it runs no user code."""
+        """As ``Crew.interrupt``: False if the thread runs no user code."""
         fence = self._fences.get(item.row[0])
         return fence is not None and fence.interrupt()
 
@@ -177,7 +177,7 @@ class Loop:
         self._runner = runner
         self._groups = groups
         self.running: dict[bytes, asyncio.Task[None] | None] = {}
-        """Begun coroutines. One cancelled earlier would never begin, nor its call end."""
+        """Begun coroutines: one cancelled earlier would never begin, nor would its call end."""
         self._current = asyncio.current_task
         self._flushing = False
         self.loop = loop or asyncio.new_event_loop()
@@ -185,11 +185,11 @@ class Loop:
         self.thread.start()
 
     def wanted(self) -> bool:
-        """Whether a call may start. The caller holds the lock."""
+        """As ``Crew.wanted``."""
         return self._runner.any_wanted(self._groups)
 
     def hand_out(self) -> None:
-        """Start as many queued calls as may run."""
+        """As ``Crew.hand_out``."""
         found = self._runner.claim(self._groups)
         if found:
             self.start(found)
@@ -218,7 +218,7 @@ class Loop:
             self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send one round's outcomes as one frame."""
+        """Send one round's outcomes in one frame."""
         self._flushing = False
         connection = self._runner.connection
         with connection.lock:
@@ -226,16 +226,16 @@ class Loop:
                 connection.flush()
 
     def alone(self, action: Callable[[], None]) -> None:
-        """Run ``action`` in the loop's thread."""
+        """As ``Crew.alone``: in the loop's thread."""
         self.loop.call_soon_threadsafe(action)
 
     def interrupt(self, item: Item | Invocation) -> bool:
-        """Cancel a call's asyncio task."""
+        """As ``Crew.interrupt``: cancels the call's asyncio task."""
         self.loop.call_soon_threadsafe(self._cancel, item.row[0])
         return True
 
     def runs_here(self, item: Item | Invocation) -> bool:
-        """Whether this very asyncio task runs a call."""
+        """As ``Crew.runs_here``."""
         try:
             task = self._current()
         except RuntimeError:  # Another thread.

@@ -1,6 +1,6 @@
 """The node daemon: one thread, one loop, around the machines of its node (``zfabric.shell.node``).
 
-A turn receives frames, events of the supervisor and results of the I/O thread, handles deadlines, has the machines decide, and sends each
+A turn receives frames, the supervisor's events and the I/O thread's results, handles deadlines, has the machines decide, and sends each
 peer one frame. Writes are committed in the order of effects. What the loop polls does not grow with the number of peers.
 """
 
@@ -72,7 +72,7 @@ LOGS_SELDOM = 0.5
 MEMORY_SECONDS = 0.004
 """Least seconds between checks of memory, per worker: a check takes a two-hundredth."""
 BEFORE = frozenset({m.Goodbye, m.OutputWritten, m.Query})
-"""What the shell handles in part before the scheduler."""
+"""What the shell handles in part before the scheduler does."""
 CRASHES = frozenset(map(int, (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)))
 """Signals at which Python reports frames, but not the task."""
 STOP_SECONDS = 0.5
@@ -84,7 +84,7 @@ COLLECT_EVERY = 30.0
 
 
 def lease_clock() -> float:
-    """The clock of leases in seconds, which also counts while the machine is suspended."""
+    """The clock of leases in seconds, which runs on while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -102,13 +102,13 @@ class Daemon:
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.stopping = False
         self._expectant = False
-        """Whether a process was sent a message ahead of the turn, and may answer at once."""
+        """Whether a message was sent ahead of the turn, whose receiver may answer at once."""
         self._answered_soon = False
         """Whether the last answer came within ``LOOK_SECONDS``."""
         self._sent_ahead = b""
         """The last receiver of a message ahead of the turn."""
         self._likely = b""
-        """The probable receiver of another node's next message: the last two led to it."""
+        """The probable receiver of another node's next message, as of its last two."""
         self._events: deque[tuple[bytes, m.Message]] = deque()
         """(receiver's role, message) from other threads."""
         self._logs = LogTailer(session.logs, self.config.log_bytes, self.config.log_files)
@@ -120,7 +120,7 @@ class Daemon:
         self._pairs_at = 0.0
         self._sample_at = 0.0
         self._processors = 0, 0
-        """(busy, total) processor time at the last sample."""
+        """Processor time (busy, total) at the last sample."""
         self._collect_at = 0.0
         self._collector = IdleCollector(clock)
         self._published = False
@@ -173,7 +173,7 @@ class Daemon:
             self.core.start(clock(), former_jobs=bool(self.journal.scan("job", limit=1)))
 
     def _join_cluster(self, daemons: int, arena_bytes: int) -> ClusterConnection | None:
-        """Connect to other nodes, if any: only nodes of clusters have a TCP port."""
+        """Connect to other nodes. None for a lone node, which has no TCP port."""
         settings = self.session.cluster()
         if settings is None:
             return None
@@ -271,7 +271,9 @@ class Daemon:
         self._stop()
 
     def _wait(self, polled: list[tuple[Any, int]], timeout: int) -> list[tuple[Any, int]]:
-        """Wait as ``zmq_poll``, but poll before sleeping while answers come that soon: waking a thread takes both sides longer."""
+        """Wait as ``zmq_poll``, but while answers come within ``LOOK_SECONDS`` poll before sleeping: waking a thread takes both sides
+        longer.
+        """
         expectant, self._expectant = self._expectant, False
         if not expectant or not timeout:
             return zmq_poll(polled, timeout)
@@ -370,7 +372,6 @@ class Daemon:
             self._resident()
 
     def _measure(self) -> None:
-        """Update the counters of a status, and the workers' memory."""
         counts = self.scheduler.tables.counts
         counts["memory_used"], counts["memory_limit"] = sum(self._resident().values()), self._memory_limit
         counts["disk_free"], counts["disk_total"] = min(map(disk_room, self._disks), key=_share)
@@ -562,7 +563,6 @@ class Daemon:
 
 
 def _share(room: tuple[int, int]) -> float:
-    """The free share of a disk; 1 if unknown."""
     return room[0] / room[1] if room[1] else 1.0
 
 

@@ -1,6 +1,6 @@
 """``breakpoint()`` in a task: ``pdb`` over a Unix socket, for ``zfabric debug``.
 
-The task waits until a terminal attaches, it is stopped, or its job ends. A file beside the socket describes the breakpoint. Terminals
+The task waits until a terminal attaches, the task is stopped, or its job ends. A file beside the socket describes the breakpoint. Terminals
 attach one at a time; when one disconnects, or continues without breakpoints, the task goes on. The debugger detaches where user code's
 frames end. The socket carries text, and ``ASK`` where a line is to be typed.
 """
@@ -57,13 +57,12 @@ class _Terminal:
         self._typed = b""
 
     def write(self, text: str) -> int:
-        """Send text, unless disconnected."""
         with contextlib.suppress(OSError):
             self._connection.sendall(text.encode(errors="backslashreplace").replace(ASK, b""))
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: ``write`` sends at once."""
+        """``write`` sends at once."""
 
     def readline(self) -> str:
         """The next line; "" if disconnected."""
@@ -84,7 +83,6 @@ class _Terminal:
         return line.decode(errors="replace") + "\n"
 
     def close(self) -> None:
-        """Disconnect."""
         self._connection.close()
 
 

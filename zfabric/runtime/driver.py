@@ -1,15 +1,14 @@
 """A driver's client: signals are deferred while it works, and raised at once while it waits.
 
-A handler of a signal may raise at any line of the main thread, as Ctrl-C does by ``KeyboardInterrupt``. Half of a message delivered, or
-half of a task submitted, would leave tables that contradict each other. So every call of the client is a *fence* in the main thread.
-It replaces the program's handlers by its own, which note the signals that arrive. At its end it restores the program's handlers, and
-calls them for these signals. While the call waits (for a frame, for another thread, for its output to be read) the fence is open:
-signals are handled where they arrive. Outside such calls the program's handlers are in force; ``signal.getsignal`` returns them, and
-a program (or asyncio, or a notebook) may replace them at any time.
+A signal's handler may raise at any line of the main thread, as Ctrl-C does by ``KeyboardInterrupt``. Half of a delivered message, or half
+of a submitted task, would leave tables that contradict each other. So every call of the client is a *fence* in the main thread: it replaces
+the program's handlers by its own, which note arriving signals. At its end it restores the program's handlers, and calls them for the noted
+signals. While the call waits (for a frame, another thread, its output to be read) the fence is open: signals are handled where they arrive.
+Outside such calls the program's handlers are in force, and the program (or asyncio, or a notebook) may read and replace them at any time.
 
-Replacing and restoring a handler takes a tenth of the time that submitting a task takes. So a plain task or call that is submitted while
-others are under way is only appended to ``Tasks.submitted``: one step, which no signal divides. It is entered into the tables by the next
-fence, or by the flusher's thread, where no handler ever runs.
+Replacing and restoring a handler takes a tenth of a submission's time. So a plain task or call submitted while others are under way is only
+appended to ``Tasks.submitted``: one step, which no signal divides. The next fence, or the flusher's thread, where no handler ever runs,
+enters it into the tables.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from zfabric.runtime.process_exit import hold_thread
 from zfabric.runtime.session import Session
 
 SIGINT, SIGTERM, SIGALRM = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGALRM)
-"""Signals whose handlers often raise: Ctrl-C, a request to end, a time limit. Most programs have a handler of the first only."""
+"""Signals whose handlers often raise: Ctrl-C, a request to end, a time limit. Most programs handle only the first."""
 NO_HANDLERS = (int, type(None))
-"""Types of what ``getsignal`` returns if no handler is in Python."""
+"""Types that ``getsignal`` returns if no handler is in Python."""
 DEFAULT = int(signal.SIG_DFL)
 """The value of ``getsignal`` for the default action. Small ints are the same object everywhere, so ``is`` compares them."""
 
 WITHOUT_FENCE = ("get", "submit", "call")
-"""Operations of a driver that need no fence for what is most frequent, and call a fenced one for the rest."""
+"""A driver's operations that need no fence in the most frequent case, and call a fenced one otherwise."""
 
 _NOTHING = object()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -52,14 +51,14 @@ _set_handler: Callable[[int, Any], Any] = _signal.signal
 
 
 class DeferredSignals:
-    """The fence of the main thread, which calls all methods. While ``closed`` is false, signals are handled where they arrive."""
+    """The fence of the main thread, which calls all methods."""
 
     __slots__ = ("_arrived", "_handler", "_others", "_program", "closed", "open", "thread")
 
     def __init__(self) -> None:
         self.thread = threading.main_thread().ident
         self.closed = False
-        """Whether the main thread is in a call of the client."""
+        """Whether the main thread is in a call of the client: if not, signals are handled where they arrive."""
         self.open = False
         """Whether that call waits."""
         self._program: Any = _NOTHING
@@ -67,7 +66,7 @@ class DeferredSignals:
         self._others: dict[int, Any] = {}
         """Handlers of further signals."""
         self._arrived: list[int] = []
-        """Signals that have arrived and are handled at the end of the call."""
+        """Arrived signals, to be handled at the end of the call."""
         self._handler = self._handle
 
     def close(self) -> None:
@@ -95,7 +94,7 @@ class DeferredSignals:
                 _set_handler(number, self._handler)
 
     def end(self) -> None:
-        """Restore the program's handlers, and call those of signals that have arrived. They may raise here."""
+        """Restore the program's handlers, and call those of arrived signals. They may raise here."""
         self.closed = False
         if self._others:
             for number, handler in list(self._others.items()):
@@ -107,7 +106,7 @@ class DeferredSignals:
             self._handle_arrived()
 
     def pause(self) -> None:
-        """Handle signals that have arrived, and all further ones at once: the call begins to wait."""
+        """Open the fence: the call begins to wait. Arrived signals are handled here."""
         self.open = True
         if self._arrived:
             self.open = False
@@ -115,7 +114,7 @@ class DeferredSignals:
             self.open = True
 
     def _handle_arrived(self) -> None:
-        """Call the handlers of signals that have arrived: also if one raises, as Python does while an error unwinds."""
+        """Call the handlers of arrived signals: all, even if one raises, as Python does while an error unwinds."""
         frame = sys._getframe(2)
         try:
             while self._arrived:
@@ -131,7 +130,7 @@ class DeferredSignals:
                 self._find_replaced()
 
     def _find_replaced(self) -> None:
-        """Find handlers that the program's handlers have installed during the call: those are the program's handlers from here on."""
+        """Find handlers installed during the call by the program's handlers: from here on those are the program's."""
         program = _getsignal(SIGINT)
         if program is not self._handler and self._has_changed(program):
             _set_handler(SIGINT, self._handler)
@@ -162,7 +161,7 @@ class DeferredSignals:
 
 
 class DriverConnection(Connection):
-    """The connection of a program: signals are handled at once while it waits."""
+    """The connection of a program: the fence is open while it waits."""
 
     def __init__(
         self, session: Session, incarnation: bytes, kind: str, name: bytes, job: bytes, namespace: str, signals: DeferredSignals
@@ -171,7 +170,7 @@ class DriverConnection(Connection):
         self._signals = signals
 
     def take_up(self) -> None:
-        """Enter the rows into the tables that were only appended."""
+        """Enter appended rows into the tables."""
         with self.lock:
             self.machine.tasks.take_up()
 
@@ -205,7 +204,7 @@ class DriverConnection(Connection):
             signals.open = False
 
     def show_notices(self) -> None:
-        """Show the notices that have arrived, as in ``Connection``, with signals handled at once: a full pipe may take long."""
+        """Show notices as ``Connection`` does, but handle signals at once: a full pipe may take long."""
         signals = self._signals
         if not signals.closed or get_ident() != signals.thread:
             super().show_notices()
@@ -247,7 +246,7 @@ class DriverClient(FabricClient):
                 setattr(self, each, fenced(getattr(self, each), undo.get(each)))
 
     def _fenced(self, function: _Function, undo: Callable[..., None] | None = None) -> _Function:
-        """Wrap ``function`` so that signals are deferred to its end. ``undo(result, *args)`` is called if a handler raises there."""
+        """Defer signals to the end of ``function``. ``undo(result, *args)`` is called if a handler raises there."""
         signals, machine, take_up = self.signals, self.machine, self.connection.take_up
 
         @wraps(function)
@@ -284,7 +283,7 @@ class DriverClient(FabricClient):
             self._drop_values([first], num_returns)
 
     def _drop_values(self, firsts: Sequence[bytes], count: int) -> None:
-        """Drop the refs to all values of tasks or calls, given the id of each first value: the program has not received them."""
+        """Drop the refs to all values of tasks or calls, by their first values' ids: the program has not received them."""
         for first in firsts:
             name = call_value if is_call(first) else object_id
             for index in range(count):
@@ -300,7 +299,7 @@ class DriverClient(FabricClient):
     # -- what the API calls --
 
     def get(self, object_ids: Sequence[bytes], timeout: float | None, fail_fast: bool = True) -> list[bytes | Outcome]:
-        """Do as ``FabricClient.get``. A small value that has arrived is read without a lock."""
+        """Do as ``FabricClient.get``, but read an arrived small value without a lock."""
         if len(object_ids) == 1:
             machine = self.machine
             known = machine.entries.get(object_ids[0])

@@ -1,8 +1,8 @@
 """A node in the foreground: ``zfabric start --block``, for Slurm, systemd and containers.
 
-The node ends with this process, however that ends (the lifeline of ``launch``). SIGTERM, or a first Ctrl-C, is a notice: this process
-drains the node, waits at most the grace period, and ends it. A node that cannot be drained ends at once: the head, which takes the
-cluster with it, and a lone node. As PID 1 of a container, this process collects what orphans leave.
+The node ends with this process, however that ends (the lifeline of ``launch``). At SIGTERM or a first Ctrl-C, this process drains the node
+for at most the grace period, and ends it. A node that cannot be drained ends at once: the head, which takes the cluster with it, and a lone
+node. As PID 1 of a container, this process collects what orphans leave.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from zfabric.runtime.launch import Launched
 from zfabric.runtime.session import forget_failure
 
 GRACE_SECONDS = 25.0
-"""Seconds of a drain after SIGTERM, by default: less than the 30 s after which Slurm and Kubernetes kill."""
+"""Default seconds of a drain after SIGTERM: less than the 30 s after which Slurm and Kubernetes kill."""
 END_SECONDS = 2.0
 """Seconds beyond the grace period for a daemon that does not answer."""
 AGAIN_SECONDS = 1.0
-"""Seconds after which an exception of a signal's handler is raised again: in a finalizer, Python prints it and goes on."""
+"""Seconds after which a signal handler's exception is raised again: in a finalizer, Python prints it and goes on."""
 _NOTICES = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -41,7 +41,7 @@ class _Overdue(BaseException):
 
 @contextmanager
 def notified() -> Iterator[None]:
-    """Raise ``Notified`` inside at the first SIGTERM; later ones do nothing. At its end this process is about to exit."""
+    """Raise ``Notified`` inside at the first SIGTERM; later ones do nothing. This process exits soon after the end."""
 
     def arrive(number: int, frame: Any) -> NoReturn:
         signal.signal(signal.SIGTERM, _do_nothing)
@@ -57,7 +57,7 @@ def notified() -> Iterator[None]:
 def run_until_end(launched: Launched, grace: float, say: Callable[[str], None]) -> str:
     """Wait for the end of a foreground session; drain it at SIGTERM or SIGINT.
 
-    ``grace`` is in seconds. ``say`` receives lines for people. Return "" if the node was stopped or drained, else why it ended. Only the
+    ``grace`` is in seconds; ``say`` receives lines for people. Return "" if the node was stopped or drained, else why it ended. Only the
     main thread calls this, once: it replaces the handlers of SIGTERM, SIGINT and SIGCHLD.
     """
     number, code = ChildWatch().wait(launched.pid)
@@ -74,7 +74,7 @@ def run_until_end(launched: Launched, grace: float, say: Callable[[str], None]) 
 
 
 class ChildWatch:
-    """Waits for the end of a child of this process, or for SIGTERM or SIGINT, which it takes over. Only the main thread makes one, once."""
+    """Waits for the end of a child, or for SIGTERM or SIGINT, whose handlers it replaces. Only the main thread makes one, once."""
 
     def __init__(self) -> None:
         self._readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -102,7 +102,7 @@ class ChildWatch:
 
 
 def _reap(child: int) -> int | None:
-    """Collect all children that have ended: PID 1 has those of others, too. Return the exit code of ``child``, or None."""
+    """Collect all children that have ended: PID 1 has others', too. Return the exit code of ``child``, or None."""
     code = None
     while True:
         try:
@@ -136,7 +136,6 @@ def _end(launched: Launched, grace: float, notice: str, say: Callable[[str], Non
 
 
 def _drain(launched: Launched, grace: float) -> str:
-    """Drain the node; say in a sentence how that ended."""
     left: dict[str, Any] = {}
     signal.signal(signal.SIGALRM, raises(_Overdue))
     signal.setitimer(signal.ITIMER_REAL, grace + END_SECONDS)
@@ -152,7 +151,7 @@ def _drain(launched: Launched, grace: float) -> str:
 
 
 def raises(error: type[BaseException]) -> Callable[[int, Any], NoReturn]:
-    """Return a handler of a signal that raises ``error``, again and again until the timer (``setitimer``) is stopped."""
+    """Return a signal handler that raises ``error``, repeatedly until the timer (``setitimer``) is stopped."""
 
     def handler(number: int, frame: Any) -> NoReturn:
         signal.signal(signal.SIGALRM, handler)
@@ -163,13 +162,12 @@ def raises(error: type[BaseException]) -> Callable[[int, Any], NoReturn]:
 
 
 def _listed(left: dict[str, Any]) -> str:
-    """What a drain has left, in words: tasks, values, actors by name."""
     counted = [f"{left[what]} {what if left[what] != 1 else what[:-1]}" for what in ("tasks", "values") if left[what]]
     return ", ".join([*counted, *(f"the actor {each}" for each in left["actors"])]) or "nothing"
 
 
 def plain(reason: str) -> str:
-    """A recorded failure, without our own traceback and the class of the error."""
+    """A recorded failure, without our own traceback and the error's class."""
     if re.match(r"the \w+ (cannot be started|failed).*\n", reason):
         *_, reason = reason.splitlines()  # The reason is below our own traceback.
     reason = re.sub(r"^the \w+ cannot be started \([^)]*\): ", "", reason)

@@ -41,7 +41,7 @@ class OneWayFence(Fence):
 
     __slots__ = ()
     runners: tuple[CodeType, ...] = ()
-    """What runs tasks and calls."""
+    """Code of what runs tasks and calls."""
 
     @property
     def depth(self) -> int:
@@ -119,7 +119,6 @@ def _raised_into(frame: FrameType | None) -> BaseException | None:
 
 
 def _end(error: BaseException | None = None) -> NoReturn:
-    """End as if the main program had ended or raised ``error``."""
     if isinstance(error, SerializationError) and isinstance(error.__cause__, SystemExit):
         error = error.__cause__  # From sys.exit() in the child's pickling, which the fabric made an error.
     if error is not None:

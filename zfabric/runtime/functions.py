@@ -29,9 +29,9 @@ class LoadedFunctions:
 
     def __init__(self, client: FabricClient, worker: Worker, host: Host, packages: SentPackages) -> None:
         self.plain: dict[bytes, Loaded] = {}
-        """Fast path: one value, at most one CPU, no stream, no actor."""
+        """The fast path's functions: one value, at most one CPU, no stream, no actor."""
         self.streams: dict[bytes, int] = {}
-        """Function -> values that its streams may be ahead (0: as configured)."""
+        """Values that a function's streams may be ahead (0: as configured)."""
         self.classes: set[bytes] = set()
         """Functions that create actors."""
         self.usual_terms: dict[bytes, tuple[str, int]] = {}
@@ -81,7 +81,7 @@ class LoadedFunctions:
         return found
 
     def load_again(self, names: frozenset[str]) -> None:
-        """Forget functions that use these changed names: they load again."""
+        """Forget functions that use these changed names, so that they load again."""
         for function_id in [each for each, used in self._used.items() if not names.isdisjoint(used)]:
             self._forget(function_id)
 
@@ -133,7 +133,7 @@ class LoadedFunctions:
                     os.chdir(directory)
 
     def limit_threads(self, task: Row) -> None:
-        """One numeric thread per whole CPU of a task, before it imports any library."""
+        """Allow one numeric thread per whole CPU of a task, before it imports any library."""
         count = self._cpus_of(task[1])
         if len(task) > 4:
             if demand := option(task[4], "demand"):
@@ -150,7 +150,7 @@ class LoadedFunctions:
         return count
 
     def terms(self, item: Item | Invocation) -> tuple[str, int]:
-        """The readable name of a task or call, and how many values it returns."""
+        """The readable name of a task or call, and its number of values."""
         if type(item) is Invocation:
             return f"{self._host.class_of(item)}.{item.method}", option(item.options, "num_returns", 1)
         name, count = self.usual_terms.get(item.row[1], ("?", 1))

@@ -30,7 +30,7 @@ BUILT_IN: dict[str, Callable[..., Any]] = {
     "__ray_call__": lambda instance, function, *args, **kwargs: function(instance, *args, **kwargs),
     "__ray_terminate__": _terminate,
 }
-"""Every actor's methods under Ray's names: wait for the creation, call a function with the actor, end it for good."""
+"""Every actor's methods under Ray's names: await the creation, call a function with the actor, end it for good."""
 
 
 class Crew(Protocol):
@@ -77,7 +77,7 @@ class Host:
         """Ended lightweight actors with instances."""
 
     def begin(self, item: Item, instance: Any, crew: Crew | None) -> Any:
-        """Add a new actor's instance; calls may come. The caller holds the lock.
+        """Add a new actor's instance, ready for calls. The caller holds the lock.
 
         Return an earlier life's instance, to be released without the lock.
         """
@@ -165,7 +165,7 @@ class Host:
 
 
 def _of_class(instance: Any, name: str) -> Callable[..., Any]:
-    """The class's method of a name that the instance uses otherwise."""
+    """The class's method, where the instance has an attribute of that name."""
     import inspect  # Workers start sooner without it.
 
     kind = type(instance)
@@ -176,7 +176,7 @@ def _of_class(instance: Any, name: str) -> Callable[..., Any]:
 
 
 AT_THE_END: dict[str, tuple[Any, ...]] = {"__ray_shutdown__": (), "__exit__": (None, None, None)}
-"""Name -> arguments, called at an actor's clean end if its class has them. The first is Ray's."""
+"""Arguments by the name of each method that is called at an actor's clean end, if its class has the method. The first is Ray's."""
 
 
 def leaves(instance: Any) -> bool:

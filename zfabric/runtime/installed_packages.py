@@ -1,7 +1,7 @@
 """Virtual environments for ``runtime_env={"pip": ...}``, made once per node by a process of their own.
 
-An environment also sees the node's packages, behind its own. Others wait for its maker. For ``RETRY_SECONDS`` all share a failure's reason:
-many tasks do not each start pip.
+An environment also sees the node's packages, behind its own. Other workers wait for its maker, and share a failure's reason for
+``RETRY_SECONDS``, so that many tasks do not each start pip.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def site_of(directory: str) -> str:
 
 
 def put_on_path(site: str, paths: Sequence[str]) -> list[str]:
-    """``paths`` with ``site`` before all other packages."""
+    """Put ``site`` before all other packages of ``paths``."""
     others = [path for path in paths if path != site]
     first = next((index for index, path in enumerate(others) if is_site(path)), len(others))
     return [*others[:first], site, *others[first:]]

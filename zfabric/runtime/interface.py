@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 ClientInterface: TypeAlias = "FabricClient"
-"""The client of this process. A name for checkers alone: the module of the class loads ZeroMQ, and ``import zfabric`` does not."""
+"""A name for checkers alone: the module of the class loads ZeroMQ, and ``import zfabric`` does not."""
 
 environment = ""
-"""The ``runtime_env`` of a worker, as JSON: the default for tasks that it submits. Empty in a driver."""
+"""A worker's ``runtime_env``, as JSON: the default for tasks that it submits. Empty in a driver."""
 
 
 def _no_modules() -> tuple[str, ...]:
@@ -25,10 +25,10 @@ def _no_modules() -> tuple[str, ...]:
 
 
 warm: Callable[[], tuple[str, ...]] = _no_modules
-"""The modules that workers of a cluster which this process starts are forked with, where that is possible. ``as_ray`` sets this."""
+"""The modules with which workers of a cluster that this process starts are forked, where possible. ``as_ray`` sets this."""
 
 prelude = ""
-"""A module that workers import before they load a function of this process: the option ``prelude`` of what it exports."""
+"""A module that workers import before they load a function of this process: the option ``prelude`` of its exports."""
 
 _current: ClientInterface | None = None
 
@@ -56,13 +56,12 @@ class TaskContext(NamedTuple):
     gpu_ids: tuple[int | str, ...]
     actor_id: bytes = b""
     demand: Demand = ()
-    """The resources that the task holds, or the actor of the call."""
+    """The resources that the task, or the call's actor, holds."""
     name: str = ""
     """The name in its options, or empty."""
     cancelled: bool = False
-    """Whether it is to be stopped."""
     strategy: Strategy = ()
-    """Where it was to run; in a call, where its actor was to."""
+    """Where the task, or the call's actor, was to run."""
 
 
 def _no_task() -> TaskContext | None:

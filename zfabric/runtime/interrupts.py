@@ -1,7 +1,7 @@
 """Interrupts: raised in user code, never inside the fabric's own work.
 
 Both kinds are asynchronous: a signal in the main thread, the interpreter's exception in others. A thread's *fence* shows whether it runs
-user code. At other moments nothing is raised.
+user code; otherwise nothing is raised.
 
 Interrupts may have no effect (no user code ran, a finalizer swallowed one), so ``Interrupter`` repeats them until the attempt ends.
 """
@@ -54,7 +54,7 @@ class Fence:
     def __init__(self) -> None:
         self.depth = 0
         self.missed = False
-        """Whether an interrupt arrived outside user code; raised when that next enters the fabric."""
+        """Whether an interrupt arrived outside user code; raised when user code next enters the fabric."""
         self.asked = False
         """Whether the interpreter was asked for an interrupt since ``forget``."""
         self.thread = threading.get_ident()
@@ -93,7 +93,7 @@ class Fences(threading.local):
         self.mine = Fence()
 
     def closed(self, function: _Function, catch_up: Callable[[Fence], None]) -> _Function:
-        """Let a function run to its end without interrupts. ``catch_up`` first raises a missed one."""
+        """Let a function run without interrupts. ``catch_up`` first raises a missed one."""
 
         @wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -198,7 +198,7 @@ class Interrupter:
             raise TaskInterrupt(f"{short(item.row[0])} is to be stopped")
 
     def closed(self, function: _Function) -> _Function:
-        """Let a function run to its end without interrupts."""
+        """Let a function run without interrupts."""
         return self.fences.closed(function, self.catch_up)
 
     def run_as_user(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

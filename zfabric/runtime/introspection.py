@@ -34,7 +34,7 @@ class Introspection:
         self._functions = functions
         self._gpus = gpus
         self._printing: tuple[bytes, str] = (b"", "")
-        """(id, name) of what printed last."""
+        """The last printer's (id, name)."""
 
     def _here(self) -> Item | Invocation | None:
         """What runs here; outside of calls, the task that made the actor."""

@@ -11,7 +11,7 @@ from zfabric.protocol import messages as m
 from zfabric.runtime.session import Session
 
 NAMES, FACTS, BYTES, DELETE = "job names", "job facts", "job bytes", "delete job"
-"""Questions of other nodes to a daemon's shell: machines know no files."""
+"""Questions of other nodes to a daemon's shell, as in ``log_files``."""
 QUESTIONS = frozenset({NAMES, FACTS, BYTES, DELETE})
 CHUNK_BYTES = 256 * 1024
 """Most bytes per answer, which takes a part of a turn."""

@@ -1,7 +1,8 @@
 """Key files: whoever has a cluster's key file can join it.
 
-The *key file*, copied to each machine, has the head's public key, by which nodes recognise it, and a key pair per role: so far "node",
-which asks to join. The *server file*, the head's own pair, stays there. Files that others can read are refused; no error shows content.
+The *key file*, copied to each machine, has the head's public key, by which nodes recognise the head, and a key pair per role: so far
+"node", which asks to join. The *server file*, the head's own pair, stays there. Files that others can read are refused; no error shows
+content.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def read_keys(path: str) -> ClusterKeys:
 
 
 def read_server_pair(path: str) -> KeyPair:
-    """Read a head's pair. Raises ConfigError as ``read_keys`` does."""
+    """As ``read_keys``, for a head's pair."""
     lines = _read(path)
     if len(lines) != 1 or len(lines[0]) != 3 or lines[0][0] != "pair":
         raise _no_key_file(path)

@@ -1,8 +1,8 @@
 """Starts and ends a session, for ``init()`` (embedded), ``zfabric run``, and ``zfabric start`` (lasting, or with ``--block`` foreground).
 
 In a cold process the first result must arrive within 400 ms of ``init()``. So a launch makes the session's directory, spawns the
-supervisor, and pipes the specification: other users could read ``argv`` and the environment. Meanwhile the client loads its modules, then
-looks for the daemon. The pipe stays open as an embedded session's lifeline: the supervisor detects its end, however the driver ends.
+supervisor, and pipes the specification to it: other users could read ``argv`` and the environment. Meanwhile the client loads its modules,
+then looks for the daemon. The pipe stays open as an embedded session's lifeline, whose end the supervisor detects, however the driver ends.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ class Launched:
     def failure(self) -> str:
         """Why the session ended by itself; "" while it runs.
 
-        Waits for the supervisor's exit once its lock is released.
+        Once the supervisor has released its lock, waits for its exit.
         """
         if self.alive() and (self.session.alive() or not processes.wait_pidfd(self._pidfd, EXIT_SECONDS)):
             return ""
         return self.session.failure() or tail(f"{self.session.logs}/supervisor.err") or self._unwritten_failure()
 
     def _unwritten_failure(self) -> str:
-        """Why the session ended, if that could not be written."""
+        """Why the session ended, if nobody could write that."""
         try:
             _check_room(self.session.directory)
         except FabricError as error:
@@ -130,7 +130,7 @@ class Launched:
                 )
 
     def request_end(self) -> None:
-        """Close the lifeline, with which a session ends unless its kind is "started"."""
+        """Close the lifeline, which ends sessions of all kinds but "started"."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
@@ -163,10 +163,9 @@ def launch(
 ) -> Launched:
     """Start a session and return at once. Its daemon is ready when ``Session.daemon()`` names it; ``failure()`` describes a failed start.
 
-    ``kind`` "started" ends with ``stop``, all others with this process. ``arena_size`` is in bytes (-1: as configured, 0:
-    none). ``paths`` is the workers' ``sys.path``, by default this process's; ``labels`` are of a lone node; ``transfer`` and ``warm`` are
-    as in ``Specification``; ``base`` is for temporary files. With ``cluster`` the session is a node of one; a head without a key file gets
-    one. ``ZFABRIC_KEEP`` in the environment retains logs and tables.
+    ``kind``, ``labels``, ``arena_size``, ``transfer`` and ``warm`` are as in ``Specification``, where this process is the launcher.
+    ``paths`` is the workers' ``sys.path``, by default this process's; ``base`` is for temporary files. With ``cluster`` the session is a
+    node of one; a head without a key file gets one. ``ZFABRIC_KEEP`` in the environment retains logs and tables.
 
     Raises FabricError if the session cannot be made, ConfigError if ``config`` names a missing directory or more than the machine has, and
     what ``runtime.cluster`` raises.
@@ -274,7 +273,7 @@ def _no_room(directory: str) -> OutOfDiskError:
 
 
 def _checked(config: Config, arena_size: int) -> Config:
-    """Settings with absolute paths. Raises ConfigError for what would fail later elsewhere."""
+    """Make paths absolute. Raises ConfigError for what would fail later elsewhere."""
     files = processes.open_files_max()
     if files < FILES_MIN:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Lines of workers' output as shown: with writers, without terminal escapes, with short progress bars and crash reports.
 
-A *mark* is a line that names the writer of the next lines, with time and job; without a name it ends that. ``printing`` writes marks. Other
-output, as of child processes, has no name.
+A *mark*, written by ``printing``, is a line that names the writer of the next lines, with time and job. Other output, as of child
+processes, has no name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 NAME_MAX = 80
 ZFABRIC = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-"""The package, whose frames are left out of crash reports."""
+"""The package, whose frames crash reports leave out."""
 
 _MARK = re.compile(r"(.*)\x1e\(([^\x1e]*)\)\x1e(?:(\d{1,12}\.\d) (\d{1,10}))?")
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
@@ -21,9 +21,8 @@ _UNSEEN = {
     **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code != 0x09},
     **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))},
 }
-"""Text for control characters but the tab, those that reorder others, and lone surrogates."""
+"""Text for control characters but the tab, for those that reorder others, and for lone surrogates."""
 CRASH = "Fatal Python error: "
-"""Begins Python's crash reports."""
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x")
 _FRAME = re.compile(r'  File "(.*)", line (?:\d+|\?\?\?) in (.*)')
 _THREAD_START = ("_bootstrap", "_bootstrap_inner", "run")
@@ -32,7 +31,7 @@ _THREAD_START = ("_bootstrap", "_bootstrap_inner", "run")
 def mark(name: str, at: float = 0.0, job: int = 0) -> str:
     """The mark that begins the output of ``name``, or with "" ends it.
 
-    ``at`` (seconds since 1970) is left out if 0, as is ``job``, the job's number.
+    ``at`` (seconds since 1970) and ``job``, the job's number, are left out if 0.
     """
     return f"\x1e({name[:NAME_MAX].translate(_UNSEEN)})\x1e" + (f"{at:.1f} {job}\n" if at else "\n")
 
@@ -87,7 +86,7 @@ class Lines:
         self._crashed = False
         """Whether a crash report (``faulthandler``) is read."""
         self._thread = ""
-        """A thread's first line, until it is shown."""
+        """A thread's first line, until shown."""
         self._ours: bool | None = None
         """Whether the last frame was of this package; None once the thread's user code was shown."""
 

@@ -19,7 +19,7 @@ ROTATED = 9
 
 
 class LogFiles(Protocol):
-    """The log files of one node."""
+    """One node's log files."""
 
     def names(self, system: bool) -> list[tuple[str, int, str]]:
         """(file, its writer's pid or 0, name) of workers, or of the fabric's own processes."""

@@ -1,7 +1,7 @@
 """Logs of daemon and supervisor, and workers' output: how the daemon follows and rotates the files.
 
 Workers append to files (``O_APPEND``): nothing is lost with a worker or the daemon, and printing never waits. The daemon passes complete
-lines to the driver (``lines`` parses them). A file past a limit is copied, past twice the limit only its last bytes, and truncated; its
+lines, parsed by ``lines``, to the driver. A file past a limit is copied, past twice the limit only its last bytes, and truncated; its
 writer goes on at the new end. Output faster than can be shown is skipped with a notice; the files have it. On a full disk lines are
 missing, and everything else goes on.
 """
@@ -22,11 +22,11 @@ from zfabric.runtime.stacks import dump_path
 
 STREAMS = ("out", "err")
 CHUNK_BYTES = 64 * 1024
-"""Most bytes of a file per call, well below a millisecond. Longer lines are split."""
+"""Most bytes of a file per call, which take well below a millisecond. Longer lines are split."""
 BACKLOG_BYTES = 1024 * 1024
 """Most bytes that wait to be passed on; older output is skipped."""
 DEAD_KEPT = 64
-"""Dead workers whose files remain, the latest."""
+"""The latest dead workers, whose files remain."""
 
 PROGRESS_EVERY = 1.0
 """Least seconds between shown versions of a progress bar."""
@@ -102,7 +102,7 @@ class _Follower:
         self._progress_at = 0.0
 
     def read(self, limit: int) -> bytes:
-        """Up to ``limit`` new bytes. Too old ones are skipped, with a notice."""
+        """Up to ``limit`` new bytes. Beyond ``BACKLOG_BYTES`` the oldest are skipped, with a notice."""
         try:
             if os.stat(self.path).st_size == self.offset:  # The usual case; opening costs five times as much.
                 return b""
@@ -131,7 +131,7 @@ class _Follower:
             os.close(descriptor)
 
     def new_lines(self, now: float, limit: int = CHUNK_BYTES) -> bytes:
-        """New complete lines; long ones are split, rewritten ones shown now and then."""
+        """New complete lines; rewritten lines are shown now and then."""
         data = self.partial + self.read(limit)
         end = data.rfind(b"\n") + 1
         if len(data) - end > CHUNK_BYTES:
@@ -150,7 +150,6 @@ class _Follower:
         return whole
 
     def rest(self) -> bytes:
-        """All unread bytes."""
         data, self.partial = self.partial, b""
         data += self.read(BACKLOG_BYTES)
         progress, self._progress = self._progress, b""
@@ -159,7 +158,7 @@ class _Follower:
     def rotate(self, files: int, max_bytes: int, now: float) -> bytes:
         """Copy the file, keep ``files`` copies, and truncate. Return its unread lines.
 
-        Above twice ``max_bytes``, only the last ``max_bytes`` are copied. Without a descriptor nothing is done.
+        Without a descriptor nothing is done.
         """
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
@@ -180,7 +179,6 @@ class _Follower:
         return unread
 
     def delete(self, files: int, only_empty: bool = False) -> None:
-        """Delete the file and its rotated copies."""
         names = [self.path, *(f"{self.path}.{number}" for number in range(1, files + 1))]
         for name in names:
             try:
@@ -244,7 +242,7 @@ class LogTailer:
                     file.write(f"{mark(name)}{text}\n".encode(errors="replace"))
 
     def forget(self, token: bytes) -> None:
-        """Stop following an ended worker. Delete its empty files, and those of all but the last ``DEAD_KEPT``."""
+        """Stop following an ended worker. Delete its empty files, and the files of all but the last ``DEAD_KEPT``."""
         with contextlib.suppress(OSError):
             os.unlink(dump_path(self.directory, token))
         for _, follower in self._worker(token, 0).followers:
@@ -268,6 +266,5 @@ class LogTailer:
 
 
 def _rows(pid: int, stream: str, follower: _Follower, data: bytes) -> list[LogRow]:
-    """A row per run of lines by one writer."""
     found = groupby(follower.lines.read(data), itemgetter(0)) if data else ()
     return [(pid, name, stream, "\n".join(line for _, line in lines)) for name, lines in found]

@@ -45,7 +45,7 @@ class NamedOutput(io.TextIOWrapper):
 
     @property
     def buffer(self) -> Any:
-        """Marked: its caller is about to write."""
+        """Mark a writer: the caller is about to write."""
         if self._marked != (name := self._writer()):
             self._mark(name)
             self.flush()
@@ -53,7 +53,7 @@ class NamedOutput(io.TextIOWrapper):
         return super().buffer
 
     def close_output(self) -> None:
-        """End the writer's output, an unfinished line included."""
+        """End the writer's output, with an unfinished line."""
         self._mark("")
         self.flush()
 

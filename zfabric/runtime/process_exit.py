@@ -1,6 +1,6 @@
-"""The exit of a process, for daemon threads that still run.
+"""The exit of a process, for daemon threads that still run: they block until then.
 
-What they wait for will not come, and nobody handles their errors. So they block until the exit.
+What they wait for will not come, and nobody handles their errors.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class Replay:
         self._contexts = contexts
         self.actor_id = actor_id
         self.live = live
-        """Whether the actor itself is restored. Else a lost value is rebuilt."""
+        """Whether the actor itself is restored, and not a lost value rebuilt."""
         self.recalled: set[bytes] = set()
         """Calls with needed, unlogged values, reported when the calls run again."""
         self._ended = _endings(calls)
@@ -186,7 +186,7 @@ def _calls_of(call: LoggedCall) -> deque[Row]:
 
 
 class _Maker:
-    """Creates or restores a logged actor's instance."""
+    """Restores a logged actor's instance from checkpoint and log, or creates it."""
 
     def __init__(self, replayer: Replayer, item: Item, kind: type, create: Callable[..., Any], every: int) -> None:
         self.replayer = replayer
@@ -204,7 +204,6 @@ class _Maker:
         """This node and the actor's home, if they differ."""
 
     def make(self, *args: Any, **kwargs: Any) -> Any:
-        """Restore the instance from checkpoint and log, or create it."""
         replayer, connection, log = self.replayer, self.connection, self.log
         saved, last = newest(self._rows(CHECKPOINT))
         blocks = list(blocks_after(last, self._rows(LOG)))  # Read before the lock is taken: this waits for answers.
@@ -303,7 +302,7 @@ class _Maker:
 
 
 class _Remaker(_Maker):
-    """Runs calls again, in another process, up to the maker of a lost value."""
+    """Runs calls again, in another process, from the checkpoint before a lost value's call to that call."""
 
     def __init__(self, replayer: Replayer, item: Item, kind: type) -> None:
         super().__init__(replayer, item, kind, kind, 0)
@@ -313,7 +312,6 @@ class _Remaker(_Maker):
         self.namer = replayer.contexts.namer()  # The task's: the calls' own names belong to the actor's lives.
 
     def remake(self, *args: Any, **kwargs: Any) -> None:
-        """Run the calls from the checkpoint before the lost value's call to that call."""
         replayer, connection, log = self.replayer, self.connection, self.log
         parts, blocks = list(self._rows(CHECKPOINT)), list(self._rows(LOG))
         number = next((call.number for block in blocks_after(0, blocks) for call in calls_in(block) if call.call_id == self._call_id), None)

@@ -50,7 +50,7 @@ class Reporter:
         self.slot[TASK] = item.row[0] if item is not None else NOTHING
 
     def count(self, gate: Gate) -> None:
-        """Write the number of ended calls of an unlogged actor with checkpoints into the slot."""
+        """Write into the slot how many calls of an unlogged actor with checkpoints have ended."""
         COUNT.pack_into(self.slot, TASK_BYTES, gate.log.number, gate.log.attempt, gate.log.actor_id)
         if gate.wants_shell:
             self._connection.transport.wake()

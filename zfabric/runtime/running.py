@@ -1,6 +1,6 @@
-"""The loop of a worker's main thread: claims tasks and calls, runs them, reports outcomes.
+"""The loop of a worker's main thread: claims tasks and calls under the lock, runs them, reports outcomes in batches.
 
-Claims are made under the lock, reports in batches. Others may run on top of a task that waits in ``get`` (``waiting``).
+Others may run on top of a task that waits in ``get`` (``waiting``).
 """
 
 from __future__ import annotations
@@ -29,14 +29,11 @@ from zfabric.runtime.user_code import Ending
 from zfabric.runtime.waiting import Lending
 
 END_REPORT_SECONDS = 10.0
-"""Seconds for the daemon to receive an actor's end. It may be restarting."""
+"""Seconds for the daemon to receive an actor's end. The daemon may be restarting."""
 
 
 class TaskLoop:
-    """Runs tasks and calls in the main thread.
-
-    What a plain task needs of other parts is copied into attributes.
-    """
+    """Runs tasks and calls in the main thread. Attributes have copies of what a plain task needs of other parts."""
 
     def __init__(
         self,
@@ -143,7 +140,7 @@ class TaskLoop:
         self._connection.wait_until(wanted, host.leaves_at if leaving and host.leaves_at > clock() else None)
 
     def _retire(self) -> None:
-        """Exit once the daemon has this process's messages: else it would count as a crash."""
+        """Exit once the daemon has this process's messages: else the exit would count as a crash."""
         relocates = not self._host.leaving and self._host.relocates
         if relocates:
             with self._lock:

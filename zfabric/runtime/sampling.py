@@ -1,7 +1,4 @@
-"""Where a process spends its time: stacks, sampled by a thread that lives only that long.
-
-Wall time counts: a waiting thread is where it waits.
-"""
+"""Where a process spends its wall time: stacks, also of waiting threads, sampled by a thread that lives only that long."""
 
 from __future__ import annotations
 
@@ -80,7 +77,7 @@ class Sampler:
         self._lock = threading.Lock()
 
     def ask(self, asker: bytes, token: int, seconds: float, answer: Answer) -> None:
-        """Have a thread call ``answer`` with all askers and the rows. Raises RuntimeError if none can start."""
+        """Have a thread call ``answer`` with all askers and the rows. Raises RuntimeError if no thread can start."""
         with self._lock:
             self._asked.append((asker, token))
             if len(self._asked) > 1:

@@ -67,13 +67,13 @@ LOOPBACK = "127.0.0.1"
 HEAD_SUFFIX = ".head"
 """Ends the name of the head's own key file."""
 FILE_BYTES_MAX = 64 * 2**20
-"""Most bytes that are read as a whole: more than the table of thousands of nodes."""
+"""Most bytes read as a whole: more than the table of thousands of nodes."""
 DAMAGED = (ValueError, KeyError, TypeError, RecursionError)
-"""Raised by files that no session wrote so."""
+"""Raised when a damaged file is read."""
 REASON_SECONDS = 10.0
 """Seconds for which an ended session's directory remains. Programs look once a second."""
 LAST_FAILURE = "last-failure"
-"""Beside the sessions: why the latest started node ended."""
+"""File beside the sessions: why the latest started node ended."""
 KEPT = "kept-"
 KEPT_MAX = 20
 """Ended sessions with files, the latest."""
@@ -174,7 +174,7 @@ class Specification(NamedTuple):
 
 
 def new_incarnation() -> bytes:
-    """Make a random incarnation: the first byte above zero (ZeroMQ), its highest bit for the control socket."""
+    """A random incarnation: the first byte above zero (ZeroMQ), its highest bit for the control socket."""
     return bytes((1 + os.urandom(1)[0] % 127,)) + os.urandom(INCARNATION_BYTES - 1)
 
 
@@ -252,7 +252,7 @@ class Session:
         return _loaded(f"{self.directory}/session.json")
 
     def kind(self) -> str:
-        """The kind, "embedded", "foreground" or "started", of any version; "" if unknown."""
+        """The kind of a session of any version; "" if unknown."""
         try:
             return str(self._written().get("kind", ""))
         except (OSError, *DAMAGED):
@@ -263,7 +263,7 @@ class Session:
         return self.kind() in (FOREGROUND, STARTED)
 
     def requested(self) -> tuple[str, str]:
-        """The key file and the name with which a node of several was started, of any version; ("", "") if unknown."""
+        """The key file and name with which a node of several was started, of any version; ("", "") if unknown."""
         try:
             cluster = self._written()["cluster"]
             return str(cluster["key_file"]), str(cluster["name"])
@@ -279,7 +279,7 @@ class Session:
             raise FabricError(f"{self.directory} is not a running session: {error}") from None
 
     def config(self) -> Config:
-        """Return the session's configuration."""
+        """The session's configuration."""
         if self._config is None:
             self._config = Config.of(self.describe()["config"])
         return self._config
@@ -311,7 +311,7 @@ class Session:
             return None
 
     def write_lease(self, until: float) -> None:
-        """Record the lease's end, in place: a disk that is full since takes it."""
+        """Record the lease's end, in place, which also works on a disk that has filled up since."""
         with suppress(OSError):
             descriptor = os.open(f"{self.directory}/lease", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             with open(descriptor, "wb") as file:
@@ -353,7 +353,7 @@ class Session:
                 os.unlink(path)
 
     def sweep_sockets(self) -> None:
-        """Delete dead processes' sockets. Slots are read later."""
+        """Delete dead processes' sockets, but not their slots, which are read later."""
         names = os.listdir(self.sockets)  # Listed first: without sockets bound meanwhile.
         with open("/proc/net/unix", "rb") as file:
             bound = {os.path.basename(line.split()[-1]) for line in file}
@@ -407,7 +407,6 @@ class Session:
         return f"{directory}/zfabric-spill-{name}" if directory else f"{self.directory}/spill"
 
     def _note_end(self, directory: str) -> None:
-        """Record the end, and the directory's next name."""
         description = self._written()
         store = str(description["store"])
         if os.path.dirname(store) == description["directory"]:
@@ -598,7 +597,6 @@ def started_session(base: str | None = None) -> Session | None:
 
 
 def _has_joined(session: Session) -> bool:
-    """Whether a session is a lone node, or has joined its cluster."""
     with suppress(FabricError):  # Of another version.
         return session.membership() is not None or session.cluster() is None
     return True

@@ -1,6 +1,6 @@
 """Guards a session's files, which cleaners of ``/tmp`` delete by age.
 
-``systemd-tmpfiles`` spares a locked directory; for other cleaners' sake no file gets old. If the directory, its sockets or its store are
+``systemd-tmpfiles`` spares a locked directory; because of other cleaners no file gets old. If the directory, its sockets or its store are
 deleted all the same, the session ends: its processes would wait for ever.
 """
 
@@ -45,7 +45,7 @@ class SessionFiles:
     def look(self, daemon: int, is_published: bool) -> str:
         """Restore deleted files where possible. Return why the session has to end, or "".
 
-        ``daemon`` is its pid or 0. ``is_published`` is certain knowledge; before that its start may take any time.
+        ``daemon`` is its pid or 0. ``is_published``: the daemon's socket is certainly published; before that a start may take any time.
         """
         for path, before in self._needed.items():
             try:

@@ -87,7 +87,7 @@ class SharedProcess:
                 self._worker.baton.lend_no_more(lender, wanted)
 
     def await_baton(self, item: Item | Invocation) -> None:
-        """Wait until the call that runs meanwhile has ended or waits: two must not run at once.
+        """Wait until the call that runs meanwhile has ended or waits.
 
         Interrupts are raised only with the baton.
         """

@@ -1,7 +1,7 @@
 """Slots: one-page files that workers write through a mapping, and the daemon reads of dead or silent workers.
 
-A slot has the id of the task on top. Of an unlogged actor with checkpoints it also has how many calls have ended, exactly and without a
-message. It remains until the actor leaves a newer one (by attempt) or has ended: the next daemon needs the count if this one dies first.
+A slot has the id of the task on top. Of an unlogged actor with checkpoints it also has the exact number of ended calls, which costs no
+message. That count remains until the actor leaves a newer one (by attempt) or has ended: the next daemon needs it if this one dies first.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _SUFFIX = ".slot"
 
 
 def slot_path(directory: str, token: bytes) -> str:
-    """Return the path of a worker's slot."""
+    """The path of a worker's slot."""
     return f"{directory}/{token.hex()}{_SUFFIX}"
 
 
 def open_slot(directory: str, token: bytes) -> mmap.mmap:
-    """Open this worker's slot; private memory on a full disk, and after a crash the daemon blames the first task."""
+    """Open this worker's slot. On a full disk it is private memory, and after a crash the daemon blames the first task."""
     descriptor = os.open(slot_path(directory, token), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, mmap.PAGESIZE)  # Fail now, rather than with SIGBUS at the first write.

@@ -149,7 +149,7 @@ def is_idle_loop(frames: tuple[Frame, ...]) -> bool:
 
 
 def frames_of_program(frames: tuple[Frame, ...], is_worker: bool) -> tuple[Frame, ...]:
-    """Return the frames of user code."""
+    """The frames of user code."""
     if is_worker and frames and frames[0][::2] == ("<string>", "<module>"):
         frames = frames[1:]
     return tuple(frame for frame in frames if is_of_program(frame[0], frame[2]))

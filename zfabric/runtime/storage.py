@@ -1,8 +1,8 @@
 """Performs the object store's effects on arena and disk, in a thread of the daemon.
 
-In order: a range is never punched before its spill has ended. Headers, cleared rooms and values of the store are written at once by the
-caller's thread, in microseconds: the same turn notifies the writer and gives the room to others, and if the daemon then dies, only the
-header is left of the value. No other effect touches headers, and no queued effect these extents.
+Effects keep their order: a range is never punched before its spill has ended. Headers, cleared rooms and values of the store are written at
+once by the caller's thread, in microseconds: the same turn notifies the writer and gives the room to others, and if the daemon then dies,
+only the value's header is left. No other effect touches headers, and no queued effect these extents.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Produces streams: runs a user's generator, at most an allowed number of values ahead of the consumer.
 
-It is resumed only when there is room. Until then a task lends its CPU; in a loop, other coroutines run.
+Without room for a value, a task waits and lends its CPU; in a loop, other coroutines run.
 """
 
 from __future__ import annotations
@@ -88,7 +88,6 @@ class StreamProducer:
         return stream.end()
 
     async def _produce_in_loop(self, item: Item | Invocation, produced: Any, ahead: int) -> int:
-        """Do as ``_produce``, in a loop."""
         stream = Production(self, item, ahead)
         source = aiter(produced) if hasattr(produced, "__aiter__") else _in_turns(stream.values(produced))
         resume, statistics = source.asend if isinstance(source, AsyncGenerator) else None, None

@@ -1,8 +1,8 @@
 """The channel between a node's supervisor and its daemon, and the daemon's end.
 
-A SEQPACKET pair of Unix sockets: reliable, ordered, usable before any ZeroMQ context. A packet is msgpack of ``(kind, *fields)``. Each
-daemon gets a new pair, and so no packets for an earlier one. The supervisor never waits for a daemon, which may be stopped: packets wait in
-memory. The daemon may wait for the supervisor, which is never busy for long.
+The channel is a SEQPACKET pair of Unix sockets: reliable, ordered, usable before any ZeroMQ context. A packet is msgpack of ``(kind,
+*fields)``. Each daemon gets a new pair, and so no packets for an earlier one. The supervisor never waits for a daemon, which may be
+stopped: packets wait in memory. The daemon may wait for the supervisor, which is never busy for long.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Channel:
         return cls(one), cls(other)
 
     def fileno(self) -> int:
-        """Return the descriptor to poll."""
+        """The descriptor to poll."""
         return self._socket.fileno()
 
     def send(self, *packet: Any) -> None:
@@ -134,7 +134,7 @@ class Supervision:
         return events
 
     def spawn(self, token: bytes, job: bytes, environment: tuple[tuple[str, str], ...] = (), threads: int = 1) -> None:
-        """Request a worker (as in ``SpawnWorker``); ``WorkerSpawned`` follows."""
+        """Request a worker (see ``SpawnWorker``); ``WorkerSpawned`` follows."""
         try:
             self._channel.send("spawn", token, job, environment, threads)
         except OSError as error:  # The environment exceeds a packet. The next ``receive`` returns this.

@@ -63,11 +63,11 @@ _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, STOP)
 STOPPED = "the cluster was stopped (`zfabric stop`, or SIGTERM to its supervisor)"
 PROGRAM_ENDED = "the program that had started the cluster has ended, or has ended the cluster"
 COMMAND_ENDED = {FOREGROUND: "ended with its command, `zfabric start --block`", RUN: "ended with its command, `zfabric run`"}
-"""How a node ended with its launcher, by the kind of its session."""
+"""Why a node ended with its launcher, by its session's kind."""
 
 
 class Supervisor:
-    """One session's supervisor. ``run`` returns when everything else of the session has ended."""
+    """One session's supervisor."""
 
     def __init__(self, specification: Specification, session: Session) -> None:
         self._specification = specification
@@ -95,7 +95,7 @@ class Supervisor:
         self._look_at = 0.0
         self._workers: dict[int, bytes] = {}
         self._makers: dict[int, bytes] = {}
-        """Workers whose environments are being made: token by pid."""
+        """Tokens, by pid, of workers whose environments are being made."""
         self._pending: dict[bytes, tuple[Any, ...]] = {}
         self._abandoned: set[bytes] = set()
         self._watched: dict[int, int] = {}
@@ -108,7 +108,7 @@ class Supervisor:
     # -- the session ---------------------------------------------------------------------------------------------------------------
 
     def run(self) -> bool:
-        """Run the session. Return False if it ended by itself; ``failure`` then says why."""
+        """Run the session until everything else of it has ended. Return False if it ended by itself; ``failure`` then says why."""
         processes.become_subreaper()
         self._take_signals()
         self._watch_launcher()
@@ -153,7 +153,6 @@ class Supervisor:
             self._register(launcher, lambda: self._request_end(reason))
 
     def _prepare(self) -> None:
-        """Make the arena, write the description, and import shared modules."""
         size = self._make_arena()
         specification = self._specification
         if specification.cluster is not None and not specification.cluster.head:
@@ -219,7 +218,6 @@ class Supervisor:
         return own_address(cluster, parse_address(endpoint)[1], cluster.advertised_transfer)
 
     def _listen(self, place: str) -> str:
-        """Listen at "host:port"; return the endpoint."""
         host, _, port = place.rpartition(":")
         family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
         try:
@@ -238,7 +236,6 @@ class Supervisor:
         self._request_end(reason)
 
     def _end(self) -> None:
-        """End the daemon within ``ORDERLY_SECONDS``, all others at once."""
         log(f"ending: {self._ending}")
         self._notify(ENDING, "" if self._failure else self._ending)
         for pid in (self._template, *self._workers):
@@ -273,7 +270,6 @@ class Supervisor:
         return max(0.0, min([self._look_at, *self._due.values()]) - time.monotonic())
 
     def _look_at_files(self) -> None:
-        """End the session if its files were deleted; keep others young."""
         if (now := time.monotonic()) >= self._look_at:
             self._look_at = now + LOOK_SECONDS
             # The first daemon watches drivers only once they have found it; later ones do so before.
@@ -329,7 +325,6 @@ class Supervisor:
                 self._notify("ProcessDied", pid, max(code, 0), max(-code, 0), peak, last_lines)
 
     def _notify(self, *packet: Any) -> None:
-        """Send to the daemon without waiting."""
         channel = self._channels.get(DAEMON)
         if channel is not None:
             channel.post(*packet)
@@ -622,7 +617,7 @@ def _read_exactly(size: int) -> bytes:
 
 
 def main() -> NoReturn:
-    """Run the supervisor. Descriptor 0 has the specification."""
+    """Run the supervisor."""
     gc.disable()  # Loading modules makes no garbage.
     del sys.argv[1:]  # Hidden from the workers' programs.
     close_all_but({LIFELINE, 1, 2, LOCK})

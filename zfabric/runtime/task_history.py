@@ -1,6 +1,6 @@
 """What an ended task or call has left: attempts with times and places, and lines that it wrote.
 
-The scheduler has no times per task; each node's event table is read when somebody asks.
+The scheduler has no times per task; each node's event table is read on request.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Ran(NamedTuple):
     """An attempt or call."""
 
     node: str
-    """"" in a cluster of one."""
+    """Empty in a cluster of one."""
     pid: int
     name: str
     mark: str
-    """How it failed, or ""."""
+    """How the attempt failed, or ""."""
     kind: str
     start: float
-    """When it began, by the asked node's clock."""
+    """When the attempt began, by the asked node's clock."""
     seconds: float
     task: bytes
 
@@ -65,14 +65,14 @@ def history_of(client: Any, task_id: bytes) -> dict[str, str]:
 
 
 def forgotten(client: Any, text: str) -> tuple[bytes, Ran] | None:
-    """Id and last attempt of the one task or call of only events that ``text`` names."""
+    """Id and last attempt of the one task or call, known only from events, that ``text`` names."""
     matches = matcher(text)
     found = {} if matches is None else {ran.task: ran for ran in attempts_of(members(client), matches)}
     return next(iter(found.items())) if len(found) == 1 else None
 
 
 def attempts_of(nodes: Sequence[TimelineNode], matches: Callable[[bytes], bool]) -> list[Ran]:
-    """The attempts with these ids in order, as far as nodes answer in ``SEARCH_SECONDS``."""
+    """The attempts with these ids in order, as far as nodes answer within ``SEARCH_SECONDS``."""
     found, until = [], time.monotonic() + SEARCH_SECONDS
     for node in nodes:
         with contextlib.suppress(FabricError):  # What that node has is missing.

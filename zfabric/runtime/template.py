@@ -1,17 +1,18 @@
-"""The template: a process with the modules that workers need. Workers are forked from it.
+"""The template: a process with the modules that workers need, from which workers are forked.
 
-They are ready in milliseconds (a fresh interpreter takes a tenth of a second) and share the modules' memory. The template, itself forked
-from the supervisor, imports what the configuration names, freezes its heap, and waits: a garbage collection would copy shared pages. It
-must have one thread: others' locks stay locked in a forked child.
+So workers are ready in milliseconds (a fresh interpreter takes a tenth of a second) and share the modules' memory. The template, itself
+forked from the supervisor, imports what the configuration names, freezes its heap, because a garbage collection would copy shared pages,
+and waits. It must have one thread: others' locks stay locked in a forked child.
 
-Workers are forked twice. The process in the middle reports the worker's pid, or kills it, and ends: then the supervisor, a subreaper, is
-the parent that reaps the worker, and with which it dies.
+Workers are forked twice. The process in the middle reports the worker's pid, or kills the worker, and ends: then the supervisor, a
+subreaper, is the parent that reaps the worker, and with which the worker dies.
 
-Modules of a program may be imported, too (``Specification.warm``). Whether these start threads is known only afterwards, so a child imports
-them. With one thread left it becomes the template, whose end the first one awaits; else it exits, and the first one goes on without them.
+Modules of a program may be imported, too (``Specification.warm``). Whether they start threads is known only afterwards, so a child imports
+them. With one thread left the child becomes the template, whose end the first one awaits; else the child exits, and the first one goes on
+without them.
 
 A worker with packages of its own (``runtime_env={"pip": ...}``) first makes a virtual environment, while nobody waits, then becomes its
-interpreter (``worker_process``). Both steps are reported.
+interpreter (``worker_process``), and reports both steps.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from zfabric.runtime.supervision import Channel
 from zfabric.runtime.worker_process import become, requirements_of
 
 IMPORT_SECONDS = 60
-"""Seconds for ``warm`` modules; then workers begin without them."""
+"""Seconds to import ``warm`` modules; then workers begin without them."""
 ARROW_ALLOCATOR = "JE_ARROW_MALLOC_CONF"
 """Has Arrow start no thread when imported."""
 
@@ -71,7 +72,6 @@ def run(specification: Specification, channel: Channel, supervisor: int) -> None
 
 
 def _import_in_child(modules: tuple[str, ...]) -> None:
-    """Go on in a child with these modules, or else in this process."""
     ours, theirs = os.pipe()
     parent = os.getpid()
     child = os.fork()
@@ -99,7 +99,6 @@ def _import_in_child(modules: tuple[str, ...]) -> None:
 
 
 def _preload(modules: tuple[str, ...]) -> str:
-    """Import these modules. Return "" or an error text."""
     for module in modules:
         try:
             importlib.import_module(module)
@@ -188,7 +187,6 @@ def _become_worker(
 def _make_environment(
     specification: Specification, session: Session, channel: Channel, request: tuple[Any, ...], requirements: Requirements
 ) -> NoReturn:
-    """Make or await a worker's environment, and become the worker."""
     token, _, environment, _ = request
     root = f"{session.directory}/environments"
     termination.hold()  # pip must not end at it, either.
@@ -203,7 +201,7 @@ def _make_environment(
 
 
 def _reseed() -> None:
-    """Reseed numpy after the fork; ``random`` does so itself."""
+    """``random`` does so itself."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         with contextlib.suppress(AttributeError):

@@ -20,11 +20,11 @@ def _no_line(line: str) -> bool:
 
 
 takes_line: Callable[[str], bool] = _no_line
-"""Asked before a line of a worker is shown: whether the line was no text, and is shown in its own way. ``as_ray`` sets this."""
+"""Asked before a worker's line is shown: whether the line was no text, and is shown in its own way. ``as_ray`` sets this."""
 
 
 class Recent:
-    """A shown line: who printed it first, and last, until when it counts, and how often others have."""
+    """A shown line: who printed it first and last, until when it counts, and how often others printed it."""
 
     __slots__ = ("count", "last_pid", "pid", "until")
 
@@ -42,7 +42,7 @@ Key = tuple[str, str, str]
 class Terminal:
     """Shows lines on this process's standard streams.
 
-    A line of another worker within ``repeat_seconds`` is counted, and shown once more with its count afterwards. With 0, every line is
+    Another worker's same line within ``repeat_seconds`` is counted, and shown once more with its count afterwards. With 0, every line is
     shown.
     """
 

@@ -4,8 +4,7 @@ A node is a process, a worker a thread by its pid; further actors of a process h
 "complete" event, within that of a task it ran on top of; name, category and colour show failures. An actor's death is an "instant" event.
 ``arrows`` show why one ran after another.
 
-Each node has its own events and clock. Times are by the asked node's clock; the others' offsets are measured by round trips when a timeline
-is made.
+Each node has its own events and clock; round trips measure the clocks' offsets when a timeline is made.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Asker(Protocol):
 
 
 def rows_of(client: Asker, table: str, page: int = PAGE, timeout: float = 60.0) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the rows ``(key, value)`` of a table."""
+    """Yield a table's rows ``(key, value)``."""
     after, more = b"", True
     while more:
         rows, more = client.query("rows", table, after, page, timeout=timeout)
@@ -55,7 +54,7 @@ class TimelineNode(NamedTuple):
     asker: Asker
     name: str = ""
     number: int = 0
-    """The node's number; 0 in a cluster of one."""
+    """0 in a cluster of one."""
     shift: float = 0.0
     """Seconds that the node's clock is ahead."""
 
@@ -117,7 +116,6 @@ def trace_events(client: Asker, nodes: list[TimelineNode] | None = None, missing
 
 
 def _rows_at(node: TimelineNode, table: str, page: int, missing: list[str]) -> Iterator[tuple[bytes, bytes]]:
-    """A node's rows, until it stops answering."""
     try:
         if node.name not in missing or not node.name:
             yield from rows_of(node.asker, table, page)
@@ -179,7 +177,7 @@ def _name(kind: str, place: int, thread: int, name: str) -> dict[str, Any]:
 
 
 def write_trace(events: Iterable[dict[str, Any]], file: IO[str]) -> int:
-    """Write events as a JSON array, one a line. Return how many are attempts and calls."""
+    """Write events as a JSON array, one a line. Return the number of attempts and calls."""
     attempts = 0
     separator = "["
     for event in events:

@@ -40,7 +40,7 @@ SENT_EVERY = 0.005
 MANY = 4
 """Above so many values the agent pauses before each turn."""
 PAUSE = 0.002
-"""What arrives meanwhile is one turn's work, here, at the source and in both daemons. A single large value would only wait."""
+"""Seconds. What arrives meanwhile is one turn's work, here, at the source and in both daemons. A single large value would only wait."""
 _TO_SOURCE = (m.Want, m.Credit, m.StopWant, m.Ping)
 """Messages over the connection dialled here; all others answer over the other's."""
 
@@ -52,10 +52,10 @@ class ValueFiles:
         self._arena = arena
         self._files = SpillFiles(spill)
         self._writers: dict[int, SpillWriter] = {}
-        """Being written, by the offset that stands for the file."""
+        """Files being written, by the offset that stands for the file."""
 
     def read(self, offset: int, value_size: int, position: int, size: int) -> memoryview:
-        """Return a chunk's bytes. Raises OSError."""
+        """A chunk's bytes. Raises OSError."""
         if offset >= 0:
             return self._arena.view(offset + position, size)
         return self._files.map(file_number(offset), value_size)[position : position + size]
@@ -122,7 +122,7 @@ class TransferProcess:
         raise ConnectionLostError(f"the daemon has refused the transfer agent: {self.machine.refused}")
 
     def step(self, patience: float) -> None:
-        """Wait up to ``patience`` seconds for something, and do it."""
+        """Handle events, after waiting up to ``patience`` seconds for one."""
         now = clock()
         parts = (self.machine, self._transport, self.sockets)
         due = [each for part in parts if (each := part.next_deadline()) is not None]

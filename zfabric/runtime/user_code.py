@@ -364,7 +364,7 @@ class _Again:
 
 
 def never(error: BaseException) -> bool:
-    """Return False: by default no error is retried."""
+    """By default no error is retried."""
     return False
 
 

@@ -1,7 +1,4 @@
-"""How a worker's tasks and calls wait: the scheduler is notified, and other tasks run on top, or other actors' calls.
-
-``execute`` runs a task on top.
-"""
+"""How a worker's tasks and calls wait: the scheduler is notified, and other tasks run on top (by ``execute``), or other actors' calls."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from zfabric.runtime.worker_connection import WorkerConnection
 
 Done = Callable[[], bool]
 Wanted = tuple[bytes, ...]
-"""Ids of the objects that a thread waits for."""
+"""Ids of objects that a thread waits for."""
 
 
 class Waiting:
@@ -171,7 +168,7 @@ class Waiting:
     def lend_until_called(
         self, object_id: bytes, callback: Callable[[bytes], None], add: Callable[[bytes, Callable[[bytes], None]], None]
     ) -> None:
-        """``add`` a callback. A task with a loop, or that waits for a future, lends its CPU until it is called."""
+        """``add`` a callback. A task with a loop, or that waits for a future, lends its CPU until the callback is called."""
         shared = self._worker.baton is not None
         if current_call.get() is not None and not shared:
             add(object_id, callback)
@@ -207,11 +204,11 @@ class Waiting:
 class Lending:
     """Waits outside the main thread, in a task's own threads or event loop. The task on top lends its CPU. The caller holds the lock.
 
-    To the scheduler the task is blocked on the objects that they wait for, and nothing can run on top. One report covers all waiting
-    threads. A main thread that computes meanwhile uses a lent CPU: the worker cannot detect whether it joins the threads.
+    To the scheduler the task is blocked on the objects of these waits, and nothing can run on top. One report covers all waiting threads. A
+    main thread that computes meanwhile uses a lent CPU: the worker cannot detect whether it joins the threads.
 
-    Nor can it detect a thread's task: each counts for the task on top, and at its end for the one below, which may join the thread. That
-    CPU must be lent, or the thread might wait for something that needs it.
+    Nor can it detect a thread's task: each thread counts for the task on top, and at that task's end for the one below, which may join the
+    thread. That CPU must be lent, or the thread might wait for something that needs it.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -219,7 +216,7 @@ class Lending:
         self.waits: dict[bytes, list[Wanted]] = {}
         """Object ids per waiting thread, by task."""
         self._heirs: dict[bytes, bytes] = {}
-        """Ended task -> the task below, with its waiting threads."""
+        """Ended task -> the task below, which inherits its waiting threads."""
         self._reported: set[bytes] = set()
         """Tasks whose wait the scheduler has."""
 

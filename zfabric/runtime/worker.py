@@ -46,7 +46,7 @@ from zfabric.runtime.worker_connection import WorkerConnection
 RECURSION_PER_TASK = 40
 """Python frames below a task: ``get``, the pump, and running it."""
 RUNNERS = (TaskLoop.execute.__code__, Threads._run.__code__, Loop._run.__code__)
-"""What runs tasks and calls (see ``Introspection.threads``)."""
+"""Code that runs tasks and calls (see ``Introspection.threads``)."""
 
 
 class WorkerRuntime:

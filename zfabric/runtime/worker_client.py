@@ -1,4 +1,4 @@
-"""The client of a worker: user code calls it while tasks and calls run, and is not interrupted until it returns."""
+"""The client of a worker's user code, which is not interrupted inside."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CAPTURED = ("submit", "create_detached", "submit_many")
 class WorkerClient(FabricClient):
     """The client of a worker. Each of its operations is closed to interrupts.
 
-    ``replays`` are those that run now, by actor. ``lend_until_called`` adds a callback by the function that it is given, and lends a CPU
-    meanwhile; ``exit_here`` ends the actor that runs here.
+    ``replays`` are those that run now, by actor. ``lend_until_called`` adds a callback by a given function, and lends a CPU meanwhile;
+    ``exit_here`` ends the actor that runs here.
     """
 
     def __init__(
@@ -52,20 +52,20 @@ class WorkerClient(FabricClient):
 
     @property
     def namespace(self) -> str:
-        """The namespace of the job. A worker gets its job with its first task, and queries the namespace on first use."""
+        """The job's namespace. A worker gets its job with its first task, and queries the namespace on first use."""
         connection = self.connection
         if not connection.namespace and self.machine.job:
             connection.namespace = self.query("namespace", self.machine.job)
         return connection.namespace
 
     def begin_capturing(self) -> None:
-        """Have tasks that capture their children mark these, from now on. Other processes do not look for such tasks."""
+        """From now on, have tasks mark the children that they capture. Other processes do not look for such tasks."""
         if not self._captures:
             self._captures = True
             self.alter_options(CAPTURED, self._captured)
 
     def _captured(self, options: Options) -> Options:
-        """Add to the options of a task that the one here has it run in its placement group."""
+        """Add to a task's options the placement group with which the task here captures its children."""
         task = interface.current_task()
         term = group_of(task.strategy) if task is not None else None
         if term is None or not term.captures:
@@ -103,7 +103,7 @@ class WorkerClient(FabricClient):
         return first
 
     def call_all(self, method: str, arguments: bytes, dependencies: tuple[bytes, ...], calls: Sequence[ActorCall]) -> list[bytes]:
-        """Do as ``FabricClient.call_all``. A logged actor may be among those that it calls."""
+        """Do as ``FabricClient.call_all``. A logged actor may be among its own callees."""
         if not (self._mailbox.logs or self._replays):
             return FabricClient.call_all(self, method, arguments, dependencies, calls)
         return [

@@ -1,6 +1,6 @@
 """A worker's connections: the order in which it sends, and who may send to it.
 
-Two sockets: one for tasks, calls and values, read by the waiting thread, one for control messages (``control``).
+The waiting thread reads one socket for tasks, calls and values; ``control`` reads the other for control messages.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from zfabric.runtime.session import Session
 from zfabric.shell.process import Outgoing, admits_caller, unacknowledged_reports, worker_sends, worker_takes
 
 CONTROL_SECONDS = 1.0
-"""Seconds for the control thread, at the process's end."""
+"""Seconds for the control thread to end with the process."""
 
 
 class WorkerConnection(Connection):
-    """A worker's connection, with its worker machine.
+    """A worker's connection, with its machine.
 
     ``hand_out`` starts what comes next in a shared process; ``threads`` returns this process's stacks.
     """
@@ -40,11 +40,11 @@ class WorkerConnection(Connection):
         self.control_transport = Transport(self._context, session.sockets, self.control, self.config)
         self.control_transport.enable_wake()
         self.polling = False
-        """The main thread is in ``poll``, where an interrupt may be raised."""
+        """Whether the main thread is in ``poll``, where an interrupt may be raised."""
         self.quiet = False
-        """The main thread waits for what the control thread receives."""
+        """Whether the main thread waits for what the control thread receives."""
         self.control_ended = Event()
-        """The control thread has closed its socket: no other may, since it may be receiving."""
+        """Set when the control thread has closed its socket: no other may, since it may be receiving."""
         self._main = get_ident()
         self._hand_out = hand_out
         self._threads = threads
@@ -52,24 +52,24 @@ class WorkerConnection(Connection):
         """Refs inside unreported results and errors, by id."""
         self._take_calls: Callable[[float, bytes, Any], None] = self._take_unmeasured
         self._callers_gone: list[bytes] = []
-        """Ended callers. Their links close once what they sent is read."""
+        """Ended callers, whose links close once what they sent is read."""
 
     # -- the daemon, and peers --
 
     def calls_waiting(self) -> int:
-        """How many calls of its actors wait here."""
+        """As ``Connection.calls_waiting``."""
         return self.worker.mailbox.waiting_count
 
     def running(self) -> tuple[m.Message, ...]:
-        """What this worker adds to its registration."""
+        """As ``Connection.running``."""
         return self.worker.running()
 
     def unread(self) -> tuple[Row, ...]:
-        """Places that arrived with tasks not yet begun."""
+        """As ``Connection.unread``."""
         return self.worker.unread()
 
     def threads(self) -> Rows:
-        """Stacks of this process (see ``stacks``)."""
+        """As ``Connection.threads``."""
         return self._threads()
 
     def _join(self, daemon: bytes) -> None:
@@ -94,7 +94,7 @@ class WorkerConnection(Connection):
         return sender in self._peers
 
     def forget_caller(self, caller: bytes) -> None:
-        """Close an ended caller's link once what it sent is read. The lock must be held."""
+        """Close an ended caller's link once what it sent is read. The caller holds the lock."""
         self._callers_gone.append(caller)
 
     def _forget_callers(self) -> None:

@@ -1,6 +1,6 @@
 """How a worker process begins: forked from the template, or with a virtual environment's interpreter.
 
-A forked worker has the template's modules, which other versions could not replace. So for a task with packages of its own the process that
+A forked worker has the template's modules, which other versions could not replace. So for a task with packages of its own, the process that
 has made their environment executes its interpreter (``become``), which reads an inherited descriptor (``main``).
 """
 
@@ -36,7 +36,7 @@ site = ""
 
 
 def entry_point(name: str) -> Callable[..., object]:
-    """The function that "module:function" names."""
+    """Load the function of "module:function"."""
     module, _, function = name.partition(":")
     found: Callable[..., object] = getattr(importlib.import_module(module), function)
     return found
@@ -102,7 +102,7 @@ def _report_handlers(seconds: float, thread: int) -> None:
 
 
 def requirements_of(environment: Iterable[tuple[str, str]]) -> Requirements | None:
-    """The packages that a worker's environment asks for, or None."""
+    """The packages that a worker's environment requests, or None."""
     whole = dict(environment).get(RUNTIME_ENV_VARIABLE)
     if whole is None:
         return None

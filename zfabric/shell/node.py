@@ -1,8 +1,8 @@
 """The machines of one daemon: which decides next, how messages pass between them, who may send to them.
 
-A shell passes on what arrives (``receive``, ``step``), lets deadlines pass (``tick``), and ends its turn by ``decide``, which takes effects
-and delivers messages between machines until nothing is left. Then ``take_outgoing`` has messages for other processes. The shell performs
-all other effects, and reports the end of each ``Store`` by ``committed``; the control store holds back answers until then.
+A shell passes on what arrives (``receive``, ``step``), lets deadlines pass (``tick``), and ends its turn by ``decide``. Then
+``take_outgoing`` has messages for other processes. The shell performs all effects but ``Send``, and reports the end of each ``Store`` by
+``committed``; the control store holds back answers until then.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from zfabric.protocol.machine import Machine, Refusal, WrappedMachine
 from zfabric.protocol.messages import Envelope
 
 SWEEP_EVERY = 5.0
-"""A peer that two sweeps find unregistered loses its link. Drivers wait less long for their farewell."""
+"""Seconds between sweeps. Drivers wait less long for their farewell."""
 TO_SCHEDULER = FROM_PROCESSES[LOCAL_SCHEDULER]
 SendAhead = Callable[[bytes, list[Envelope]], None]
 """Sends to a process, or to a node's scheduler, before the turn goes on."""
@@ -91,7 +91,6 @@ class NodeMachines:
         machines = (self.scheduler, self.store, self.control, self.placer)
         self.machines: dict[bytes, Machine] = dict(zip(roles, machines, strict=True))
         self._own_nodes: frozenset[bytes] = frozenset((node,))
-        """Ids of this node."""
         self._lease_clock = LeaseClock()
         self.member: Member | None = None
         self.registry: Registry | None = None
@@ -154,7 +153,7 @@ class NodeMachines:
     def receive_from_node(self, now: float, node: bytes, to: bytes, role: bytes, message: m.Message, send: SendAhead | None = None) -> None:
         """Pass a message of another daemon, sent as ``role``, to a machine; refuse what is not permitted or does not fit.
 
-        If it causes a message that somebody waits for, that leaves first, by ``send``.
+        If it causes a message that somebody waits for, that message leaves first, by ``send``.
         """
         if to == LOCAL_SCHEDULER and send is not None and type(message) in FROM_NODES[LOCAL_SCHEDULER]:
             self._step_awaited(now, role + node, message, self._ahead_of_nodes.get(type(message)), send)
@@ -178,7 +177,7 @@ class NodeMachines:
     def _step_awaited(self, now: float, source: Address, message: m.Message, find: Finder | None, send: SendAhead) -> None:
         """Pass a message to the local scheduler. If it is the first of its turn, the awaited message that it causes leaves at once.
 
-        That one leaves before its cause is handled if ``find`` finds it, and behind it if nothing else follows from that.
+        The awaited message leaves before its cause is handled if ``find`` finds it, and afterwards if nothing else follows from the cause.
         """
         scheduler, alone = self.scheduler, self._overtakes_nothing()
         ahead = find(source, message) if alone and find is not None else None
@@ -223,7 +222,7 @@ class NodeMachines:
         return to != OBJECT_STORE or sender in self.scheduler.tables.processes or self.scheduler.tables.recovering
 
     def step(self, now: float, role: bytes, message: m.Message) -> None:
-        """Pass the shell's message to a machine; ``decide`` takes its effects."""
+        """Pass the shell's message to a machine."""
         self._stirred.add(role)
         self.machines[role].step(now, self.shell, message)
 
@@ -232,7 +231,7 @@ class NodeMachines:
         self._stirred.add(role)
 
     def committed(self, sequence: int, error: str) -> None:
-        """Report the end of a commit; ``decide`` delivers it."""
+        """Report the end of a commit."""
         self._queue.append((CONTROL_STORE, self.shell, m.Committed(sequence, error)))
 
     def leave(self, reason: str) -> None:
@@ -278,7 +277,7 @@ class NodeMachines:
                 self._stirred.add(role)
 
     def decide(self, now: float, perform: Callable[[Any], None]) -> None:
-        """Take effects and deliver messages until nothing is left; ``perform`` all but ``Send``."""
+        """Take effects and deliver messages between machines until nothing is left; ``perform`` all effects but ``Send``."""
         machines, queue = self.machines, self._queue
         if not (self._stirred or queue):
             return
@@ -412,15 +411,15 @@ def _tables_of(message: m.Write | m.DeleteRows) -> set[str]:
 
 
 NOTICED_SECONDS = 0.05
-"""Changes of the difference between the clocks that count. They are read one after the other, so it is never quite the same."""
+"""Least change of the clocks' difference that counts. Clocks are read one after the other, so it is never quite the same."""
 
 
 class LeaseClock:
     """How far the clock of leases is ahead of the shell's, in seconds. Two clocks that run alike are as good as one.
 
-    It runs on while the machine is suspended, where the shell's other clock stands still. A node that was suspended for longer than its
-    lease is dead for the others, and must not act before it knows. So the machines that decide on leases read this clock, and all others
-    the shell's.
+    The clock of leases runs on while the machine is suspended, where the shell's other clock stands still. A node suspended for longer than
+    its lease is dead for the others, and must not act before it knows. So the machines that decide on leases read this clock, and all
+    others the shell's.
     """
 
     def __init__(self) -> None:
@@ -442,18 +441,18 @@ class OnLeaseClock(WrappedMachine):
         self.clock = clock
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
-        """Process one message."""
+        """As ``Machine.step``."""
         self.machine.step(now + self.clock.ahead, source, message)
 
     def tick(self, now: float) -> None:
-        """Act on deadlines that have passed."""
+        """As ``Machine.tick``."""
         self.machine.tick(now + self.clock.ahead)
 
     def next_deadline(self) -> float | None:
-        """The time at which ``tick`` is due next, on the shell's clock."""
+        """As ``Machine.next_deadline``, on the shell's clock."""
         due = self.machine.next_deadline()
         return None if due is None else due - self.clock.ahead
 
     def take_effects(self, now: float) -> Iterable[Effect]:
-        """Return what the machine decides."""
+        """As ``Machine.take_effects``."""
         return self.machine.take_effects(now + self.clock.ahead)

@@ -1,8 +1,8 @@
 """What a driver's or worker's process sends, in which order, and what it accepts from whom.
 
 A frame has one flush's messages for one receiver (``batches``): of user code, then ends of tasks, then releases. Before a task's refs and
-places are released, the scheduler must have its end (or that it was taken back), and the refs in its value. The daemon may send anything,
-other processes of the node only ``FROM_PEERS`` (``zfabric.protocol.access``).
+places are released, the scheduler must have the task's end (or that it was taken back), and the refs in its value. The daemon may send
+anything, other processes of the node only ``FROM_PEERS`` (``zfabric.protocol.access``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def client_sends(client: Client, daemon: bytes) -> list[Outgoing]:
 
 
 def worker_sends(client: Client, worker: Worker, daemon: bytes, release: Callable[[bytes], None]) -> list[Outgoing]:
-    """Take all messages of a worker's process: of user code, ends of tasks, releases.
+    """Take all messages of a worker's process, in the order of a frame.
 
     ``release`` drops the refs inside a held outcome that is sent now.
     """
