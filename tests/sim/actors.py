@@ -1,13 +1,12 @@
 """Programs with actors: created, called by many, passed on in arguments and values, held by other actors, killed.
 
-As for tasks, a method's result depends only on its arguments. The model of ``programs`` therefore holds whoever calls, and whenever.
-``call_invariants`` checks, when each call begins, that calls run once, in order and in one process.
+A method's result depends only on its arguments, as a task's does. So the model of ``programs`` holds whoever calls, and whenever.
 
-Actors are numbered in the order of their creation. Refs inside a call's arguments lead only to actors with smaller numbers than
-the called one. So no actor waits for itself, and none keeps itself alive.
+Actors are numbered in the order of their creation. Refs inside a call's arguments lead only to actors with smaller numbers than the called
+one's. So no actor waits for itself, and none keeps itself alive.
 
-Statements in addition to those of ``programs``: ``make``, ``invoke``, ``keep`` (hold a ref as long as the actor lives), ``kill``,
-``exit``, ``abandon`` (leave a handle to the garbage collector).
+Statements in addition to those of ``programs``: ``make``, ``invoke``, ``keep`` (hold a ref as long as the actor lives), ``kill``, ``exit``,
+``abandon`` (leave a handle to the garbage collector).
 """
 
 from __future__ import annotations
@@ -45,14 +44,13 @@ GONE = frozenset({"ActorDiedError", "ActorUnavailableError"})
 
 
 class ActorAuthor(Author):
-    """Writes programs that create and call actors, in addition to all other statements."""
+    """Writes programs that create and call actors, too."""
 
     patience = (0, 0, 0, 8)
 
     def __init__(self, seed: str, faults: Faults, cpus: int, large: bool) -> None:
         super().__init__(seed, faults, cpus, large)
         self.logging = random.Random(f"{seed}/logging")
-        """Decides which actors are logged. A generator of its own leaves all other choices of a seed as they are."""
         self.logs = 0.6
         """Share of the actors that are logged."""
         self.left = self.random.choice((4, 8, 16))
@@ -61,23 +59,24 @@ class ActorAuthor(Author):
         self.actors = 0
         self.light = random.Random(f"light actors of {seed}")
         self.sharing = self.light.random() < 0.5
-        """Whether the program has lightweight actors, which share processes. It then kills more actors than others do."""
+        """Whether the program has lightweight actors. It then kills more actors than others do."""
         self._within_light = False
-        """Whether the body being written runs in a lightweight actor, or was submitted by one."""
+        """Whether the body being written runs in, or was submitted by, a lightweight actor."""
         self._lightweight: set[int] = set()
         self._sheltered: set[int] = set()
-        """Lightweight actors created by lightweight actors. They never kill their process: their creators may live in it, and would create
-        them again for ever."""
+        """Lightweight actors created by lightweight actors. They never kill their process: creators who live in it would create them again
+        for ever.
+        """
         self.several = random.Random(f"actors of {seed} that run several calls at once")
         self.cycles = random.Random(f"{seed}/reference cycles")
         self.direct = random.Random(f"{seed}/large arguments")
         self.directs = self.direct.choice((0.0, 0.0, 0.3, 0.8))
-        """Share of the calls that take a large value which was put just before."""
+        """Share of the calls that take a large value put just before."""
         self.more_calls = self.several.choice((6, 12, 24))
-        """Additional calls of concurrent actors with checkpoints, so that several of their calls run at the same time."""
+        """Additional calls of concurrent actors with checkpoints, so that several run at once."""
 
     def write(self) -> Program:
-        """Write a program. In some, a last task needs a resource of an actor whose only handle is in a reference cycle."""
+        """Write a program, in some with a last task that needs a resource of an actor whose only handle is in a reference cycle."""
         program = super().write()
         if self.cycles.random() > 0.3:
             return program
@@ -112,7 +111,7 @@ class ActorAuthor(Author):
         return self._inside(scope, self.actors + 1)
 
     def _inside(self, scope: Scope, below: int) -> tuple[int, ...]:
-        """Choose slots for the refs inside an argument or value; none leads to an actor whose number is ``below`` or larger."""
+        """Choose slots for refs inside an argument or value; none leads to an actor with a number from ``below`` on."""
         able = [slot for slot in (*scope.slots, *scope.handles) if all(number < below for number in reach(scope.models((slot,))))]
         if not able or self.random.random() < 0.4:
             return ()
@@ -150,7 +149,7 @@ class ActorAuthor(Author):
         self._invoke_more(scope, handle)
 
     def _invoke_more(self, scope: Scope, slot: int) -> None:
-        """Call an unlogged actor with checkpoints many times at once. Nothing else in the program depends on these calls."""
+        """Call an unlogged actor with checkpoints many times at once. Nothing else depends on these calls."""
         handle = scope.handles[slot]
         if handle.has_checkpoints and handle.retries != LOGGED:
             rest, self.random = self.random, self.several
@@ -172,7 +171,7 @@ class ActorAuthor(Author):
     def _birth(
         self, ordinal: int, kind: int, label: int, inner: tuple[Any, ...], scope: Scope, mortal: bool
     ) -> tuple[Any, tuple[ExpectedOutcome, ...]]:
-        """Write the body of ``__init__``; return its spec and its expected outcomes. A mortal actor may be killed while it runs."""
+        """Write the body of ``__init__``; return (spec, expected outcomes). A mortal actor may be killed while it runs."""
         deaths, within = self.deaths, self._within_light
         if kind == LIGHT:
             self._lightweight.add(ordinal)
@@ -185,7 +184,7 @@ class ActorAuthor(Author):
         return born
 
     def _outlives(self, restarts: int, retries: int) -> bool:
-        """Whether an actor survives all faults of its processes: not if a daemon may lose its row while its process dies."""
+        """Whether an actor survives all faults: not if a daemon may lose its row while its process dies."""
         killers = self.faults.worker_crashes or self.faults.pressure or self.deaths
         return restarts < 0 and retries < 0 and not (self.faults.daemons_die and killers)
 
@@ -194,7 +193,6 @@ class ActorAuthor(Author):
         return tuple(model.or_else(LOST) for model in models) if self.faults.daemons_die else models
 
     def _put_argument(self, scope: Scope) -> int:
-        """Put a large value; return its slot."""
         number = self.direct.randrange(MODULUS)
         slot = scope.slot(ExpectedOutcome(number, NOTHING, (), reach(()), True))
         scope.statements.append(("put", slot, number, self.direct.choice((70_000, 300_000, 1_500_000)), ()))
@@ -259,7 +257,7 @@ class ActorAuthor(Author):
     def _method(
         self, handle: Handle, kind: int, label: int, total: int, inner: tuple[Any, ...], scope: Scope, stoppable: bool, forever: bool
     ) -> tuple[Any, tuple[ExpectedOutcome, ...]]:
-        """Write the body of a call. It kills its process only if the actor may die, or if actor and call are repeated."""
+        """Write the body of a call. It kills its process only if the actor may die, or actor and call are repeated."""
         deaths, within = self.deaths, self._within_light
         self.deaths = deaths and (handle.mortal or handle.errors >= GONE) and handle.ordinal not in self._sheltered
         self._within_light = within or handle.ordinal in self._lightweight
@@ -281,7 +279,7 @@ class ActorAuthor(Author):
 
 
 class TravellingActorAuthor(ActorAuthor):
-    """Writes programs in which most arguments and values have handles inside, so that actors are called from several nodes."""
+    """Writes programs with handles inside most arguments and values, so that several nodes call actors."""
 
     def __init__(self, seed: str, faults: Faults, cpus: int, large: bool) -> None:
         super().__init__(seed, faults, cpus, large)
@@ -293,7 +291,7 @@ class TravellingActorAuthor(ActorAuthor):
         self.depth_max = self.travels.choice((2, 3, 4))
         self.elsewhere = random.Random(f"{seed}/actors elsewhere")
         self.share = self.elsewhere.choice((0.0, 0.5, 0.9))
-        """Share of the actors that are spread over the nodes; the others are made where their creators run."""
+        """Share of the actors that are spread over the nodes; others are made where their creators run."""
         if self.share:  # Lightweight actors, and those with checkpoints, stay.
             self.logs = 0.2
             self.sharing = self.sharing and self.elsewhere.random() < 0.3
@@ -338,13 +336,13 @@ class TravellingActorAuthor(ActorAuthor):
 
 
 STOPPING = 0.15
-"""Share of the worlds of several nodes whose programs stop calls that run elsewhere."""
+"""Share of the worlds of several nodes that stop calls on other nodes."""
 STOPPED_SLOT = 30_000
 """The first slot of these calls: no author uses it."""
 
 
 def with_stopped_calls(program: Program, seed: int) -> Program:
-    """Have a share of the programs stop calls of an actor once they run, or may run: it lives on some node, and takes the next call."""
+    """Have some programs stop calls of an actor on some node, once they run or may run. The actor takes the next call."""
     rng = random.Random(f"{seed}/calls that are stopped")
     if rng.random() >= STOPPING:
         return program

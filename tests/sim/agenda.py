@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Agenda:
-    """Actions in the order of their times; those of one time in the order in which they were scheduled."""
+    """Actions in the order of their times, then in that of their scheduling."""
 
     def __init__(self) -> None:
         self.now = 100.0

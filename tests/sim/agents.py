@@ -1,7 +1,7 @@
 """Transfer agents of simulated nodes: the production machine in a minimal shell.
 
-Values are symbols, and a chunk is the symbol of its value with the chunk's position. So a world finds copies that are incomplete or of a
-wrong value, and bytes that were sent after the store had moved them. An agent sends chunks one after the other, at a rate.
+Values are symbols. A chunk is its value's symbol with a position, so a world finds incomplete copies, copies of a wrong value, and bytes
+sent after the store had moved them. An agent sends one chunk after the other, at a rate.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class AgentNode(Protocol):
     identifier: bytes
     arena: SimArena
     sent: Counter[bytes]
-    """Bytes of each value that agents of this node have sent."""
+    """Bytes that agents of this node have sent, by value."""
 
     def clock(self) -> Clock:
-        """The clock of a new process of this node."""
+        """The clock of a new process."""
 
     def agent_receives(self, agent: SimAgent, source: Address, message: m.Message) -> None:
         """Observe a message to the agent."""
@@ -72,7 +72,7 @@ class StoppingNode(AgentNode, Protocol):
 
 
 class SimAgent:
-    """The process of one transfer agent. Subclasses connect it with its daemon (``tell_daemon``)."""
+    """The process of a transfer agent. Subclasses connect it with its daemon (``tell_daemon``)."""
 
     def __init__(self, world: AgentWorld, node: AgentNode, incarnation: bytes, daemon: bytes, pid: int) -> None:
         self.node = node
@@ -83,14 +83,13 @@ class SimAgent:
         self.pid = pid
         self.alive = True
         self.stopped = False
-        """Whether it is stopped, as by SIGSTOP."""
         self.machine = TransferAgent(TRANSFER_AGENT + incarnation, world.config, daemon)
         self._frames: deque[tuple[bytes, bytes]] = deque()
         self._events: deque[tuple[Address, m.Message]] = deque()
         self._data: dict[tuple[Address, int, int], tuple[bytes, int, int]] = {}
         """Chunks of this turn: (symbol, position, size) by source, token and position."""
         self._written: dict[int, dict[int, tuple[bytes, int]]] = {}
-        """What was written and not sealed, by payload offset: (symbol, size) by position."""
+        """Unsealed chunks, by payload offset: (symbol, size) by position."""
         self._outgoing: deque[e.SendChunk] = deque()
         self._awake_at = float("inf")
         world.network.attach(node.identifier, self._receive)
@@ -98,7 +97,7 @@ class SimAgent:
         self.wake()
 
     def die(self) -> None:
-        """Die. What was not sent is lost, and so is what was not sealed."""
+        """Die, and lose what was neither sent nor sealed."""
         self.alive = False
         self.world.network.detach(self.node.identifier)
 
@@ -124,13 +123,13 @@ class SimAgent:
         self.wake()
 
     def event(self, source: Address, message: m.Message) -> None:
-        """Deliver a message of the daemon or of the shell in the next turn."""
+        """Deliver a message of the daemon or the shell in the next turn."""
         if self.alive:
             self._events.append((source, message))
             self.wake()
 
     def wake(self, at: float | None = None) -> None:
-        """Schedule a turn at a time on this process's clock, by default as soon as possible."""
+        """Schedule a turn at a time on this process's clock, by default at once."""
         at = max(self.clock.now, at or 0.0)
         if at < self._awake_at:
             self._awake_at = at
@@ -191,7 +190,7 @@ class SimAgent:
         self.world.after(chunk.size / self.world.rate, self._sent)
 
     def _sent(self) -> None:
-        """The bytes of a chunk have left: they are read now, and not when the machine decided to send them."""
+        """The bytes of a chunk leave: they are read now, not when the machine decided to send them."""
         if not self.alive:
             return
         chunk = self._outgoing.popleft()
@@ -272,7 +271,7 @@ class LinkedAgent(SimAgent):
         self._envelopes.append((role, TRANSFER_AGENT, message))
 
     def end_of_turn(self) -> None:
-        """Send what the machine has for the daemon, and repeat what is due."""
+        """Send what waits for the daemon, and repeat what is due."""
         envelopes, self._envelopes = self._envelopes, []
         if envelopes:
             self.transport.send(self.daemon, envelopes, self.clock.now)
@@ -283,5 +282,5 @@ class LinkedAgent(SimAgent):
 
     @property
     def settled(self) -> bool:
-        """Whether it has nothing to do, and its daemon has everything that it sent."""
+        """Whether it is idle, and its daemon has everything that it sent."""
         return self.idle and self.transport.settled

@@ -1,8 +1,4 @@
-"""A simulated arena and disk. Values are symbols with a size; the arena records where each lies whole.
-
-Memory, index and disk outlive the daemon, as the real ones do. ``SimStorage`` performs the effects of one daemon's object store,
-in order, each with a delay of its own. Effects that it had not begun are lost with the daemon.
-"""
+"""A simulated arena and disk, which outlive the daemon. Values are symbols with a size; the arena records where each lies whole."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from zfabric.protocol.messages import Rows
 
 
 class Content(NamedTuple):
-    """A sealed object: its id, its size, and the symbol that stands for its bytes."""
+    """A sealed object; ``payload`` is the symbol that stands for its bytes."""
 
     object_id: bytes
     size: int
@@ -28,7 +24,7 @@ class Content(NamedTuple):
 
 
 class SimArena:
-    """Shared memory and disk of the node."""
+    """Shared memory and disk of a node."""
 
     def __init__(self, fail: Callable[[str], NoReturn], pieces: int) -> None:
         self.fail = fail
@@ -44,10 +40,10 @@ class SimArena:
         self.disk: dict[int, Content] = {}
         """Files that belong to the object store, by number."""
         self.unfinished: dict[int, Content | None] = {}
-        """Files that processes may write, or have written, and that do not yet belong to the store."""
+        """Files that processes may write or have written, and that the store does not own yet."""
 
     def write(self, offset: int, content: Content) -> None:
-        """Write and seal an object at the offset of its payload. Objects that it overlaps are no longer whole."""
+        """Write and seal an object at its payload's offset. Objects that it overlaps are no longer whole."""
         if offset < 0:
             if file_number(offset) not in self.unfinished:
                 self.fail(f"{short(content.object_id)} is written to file {file_number(offset)}, which nobody was given")
@@ -64,7 +60,7 @@ class SimArena:
                 del self.contents[offset]
 
     def content(self, reader: str, object_id: bytes, offset: int) -> Content:
-        """Return the object at a place. Fail the world if it is another one, or not there whole."""
+        """Return the object at a place. Fail the world if another one, or none, is whole there."""
         number = file_number(offset)
         content = self.contents.get(offset) if offset >= 0 else self.disk.get(number) or self.unfinished.get(number)
         if content is None or content.object_id != object_id:
@@ -73,7 +69,7 @@ class SimArena:
         return content
 
     def read(self, reader: str, object_id: bytes, offset: int, size: int) -> bytes:
-        """Return the payload at a place. Fail the world if this object is not there, whole and of this size."""
+        """Return the payload at a place. Fail the world unless this object is whole there, with this size."""
         content = self.content(reader, object_id, offset)
         if content.size != size:
             self.fail(f"{reader} reads {size} bytes of {short(object_id)}, and it has {content.size}")
@@ -97,9 +93,9 @@ class SimArena:
 
 
 class SimStorage:
-    """Performs the effects of one daemon's object store, in order.
+    """Performs the effects of one daemon's object store in order, each with a delay of its own. Effects not begun are lost with the daemon.
 
-    ``answer`` receives their results. ``full`` returns the error of each write to disk, or an empty string.
+    ``answer`` receives the results. ``full`` returns the error of each write to disk, or an empty string.
     """
 
     def __init__(
@@ -120,7 +116,7 @@ class SimStorage:
 
     @property
     def idle(self) -> bool:
-        """Whether all effects have been performed."""
+        """Whether all effects were performed."""
         return not self._work
 
     def stop(self) -> None:
@@ -128,7 +124,7 @@ class SimStorage:
         self._stopped = True
 
     def perform(self, effect: Any) -> None:
-        """Perform an effect after all earlier ones. Headers, and values that the store writes itself, do not wait."""
+        """Perform an effect after all earlier ones. Only headers, and values that the store writes itself, do not wait."""
         if isinstance(effect, e.WriteValue | e.WriteHeader | e.Clear):
             self._do(effect)
             return

@@ -1,8 +1,8 @@
-"""Worlds whose programs run on a node without CPUs, as a head often is, while nodes that have some join late.
+"""Worlds whose programs run on a node without CPUs, as a head often is, while nodes with CPUs join late.
 
-Whatever asks for a CPU is placed elsewhere, also before there is another node. Actors hold all CPUs there are for a while; some tasks
-ask for a resource that only the last node has. If nodes may die, one more joins once all faults are over, with room for everything: so
-nothing may wait for ever, and every value is certain.
+Whatever asks for a CPU is placed elsewhere, also before another node exists. Actors hold all CPUs for a while; some tasks ask for a
+resource that only the last node has. If nodes may die, one more joins after all faults, with room for everything: nothing may wait for
+ever, and every value is certain.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ LATE = (("late", RESOURCE_UNIT),)
 USUAL = ((PLAIN, ()), (PLAIN, ()), (HALF, ()), (PLAIN, (("demand", ()),)))
 """Kinds and options of tasks."""
 ALL = (*USUAL, (PLAIN, WHOLE_MEMORY), (PLAIN, (("demand", LATE),)))
-"""The same for tasks that wait for no others: only CPUs are lent meanwhile."""
+"""The same for tasks that wait for no others: while a task waits, only CPUs are lent."""
 ACTORS_MOST = 6
-"""Actors that live at the same time: as many as the last node has CPUs."""
+"""Actors that live at once: as many as the last node has CPUs."""
 LEASES = 3
 """Leases after the last fault until another node joins."""
 
 
 class Layout(NamedTuple):
-    """The nodes of such a world, by number from 1: their CPUs, and the seconds after which each begins. The last one has ``LATE``."""
+    """The nodes of a world, by number from 1: their CPUs, and the seconds after which each begins. The last one has ``LATE``."""
 
     cpus: tuple[int, ...]
     begins: tuple[float, ...]
     home: int
-    """The number of the driver's node, which begins at once, as the head does."""
+    """The number of the driver's node, which begins at once, like the head."""
 
     @property
     def able(self) -> int:
-        """How many actors of one CPU there is room for at the end."""
+        """How many actors of one CPU have room at the end."""
         return sum(self.cpus)
 
 
 def with_restarts(faults: Faults, seed: int) -> Faults:
-    """Leave half of these worlds nothing but restarts of daemons: then no node joins later than others, which would have room again."""
+    """Leave half of these worlds only restarts of daemons: then no node joins later than others, which would have room again."""
     rng = random.Random(f"{seed}/bare faults")
     if rng.random() < 0.5:
         return faults
@@ -51,7 +51,7 @@ def with_restarts(faults: Faults, seed: int) -> Faults:
 
 
 def layout(seed: int, count: int, faults: Faults, lease: float) -> Layout:
-    """Choose the nodes of a world: ``count`` of them, and one more if nodes may die, or by chance."""
+    """Choose ``count`` nodes, and one more if nodes may die, or by chance."""
     rng = random.Random(f"{seed}/bare nodes")
     home = 2 if count > 2 and rng.random() < 0.5 else 1
     most = rng.choice((1, 2))
@@ -67,7 +67,7 @@ def layout(seed: int, count: int, faults: Faults, lease: float) -> Layout:
 
 
 class BareAuthor:
-    """Writes one program, for such nodes."""
+    """Writes one such program."""
 
     def __init__(self, seed: str, faults: Faults, nodes: Layout) -> None:
         self.random = random.Random(f"{seed}/bare")
@@ -77,7 +77,7 @@ class BareAuthor:
         self.tasks = 0
 
     def write(self) -> Program:
-        """Write the root: rounds of tasks, of actors that hold CPUs while they are called, and of tasks behind these."""
+        """Write rounds of tasks, of actors that hold CPUs while they are called, and of tasks behind these."""
         rng = self.random
         statements: list[Any] = []
         number = 0

@@ -30,7 +30,7 @@ class Wait:
 
 
 class StackFrame:
-    """One body on the stack: a task, a call, or the root of the driver's program (``item`` is None)."""
+    """A body on the stack: a task, a call, or the root of the driver's program (``item`` is None)."""
 
     __slots__ = ("body", "busy_since", "busy_until", "deaf", "item", "namer", "started", "wait")
 
@@ -47,19 +47,19 @@ class StackFrame:
 
 
 class Ancestry:
-    """Which attempt or call submitted each task and call, and which attempts broke off with their node: they have no outcome."""
+    """Which attempt or call submitted each task and call, and which attempts broke off with their node, without an outcome."""
 
     def __init__(self) -> None:
         self._parents: dict[bytes, tuple[bytes, int]] = {}
         self._broken: set[tuple[bytes, int]] = set()
 
     def made(self, child: bytes, parent: Item | Invocation | None) -> None:
-        """Record that a body submits a task or a call; ``parent`` is None for the root of the program."""
+        """Record who submits a task or a call; ``parent`` is None for the root of the program."""
         if parent is not None:
             self._parents[child] = parent.row[0], parent.attempt
 
     def broke_off(self, stack: list[StackFrame]) -> None:
-        """Record that a process with these bodies has died with its node."""
+        """Record that a process with these bodies died with its node."""
         self._broken.update((frame.item.row[0], frame.item.attempt) for frame in stack if type(frame.item) is Item)
 
     def is_void(self, identifier: bytes) -> bool:

@@ -28,11 +28,11 @@ from zfabric.protocol.ids import INCARNATION_BYTES, PREFIX_BYTES, TASK_BYTES, sh
 from zfabric.protocol.messages import ALIVE, FAILED
 
 REASONS = ("job has ended", "register", "memory", "class of its actor")
-"""Words of the reasons for which the daemon may kill a process that several actors share."""
+"""Words of the reasons for which the daemon may kill a process that actors share."""
 
 
 class Made(NamedTuple):
-    """A call as its caller made it. ``number`` counts the calls of one caller to one actor; ``retries`` is how often it may be repeated."""
+    """A call as its caller made it. ``number`` counts the caller's calls to the actor; ``retries`` limits repeats."""
 
     caller: bytes
     actor_id: bytes
@@ -53,28 +53,28 @@ class CallInvariants:
         self._begun: dict[tuple[bytes, bytes], list[bytes]] = {}
         """The lives in which a call began, as incarnation and attempt."""
         self._newest: dict[tuple[bytes, bytes, bytes], int] = {}
-        """The number of the newest call that began, by caller, actor and life (empty: any life)."""
+        """The number of the newest begun call, by caller, actor and life (empty: any life)."""
         self._outcomes: dict[bytes, tuple[int, str]] = {}
         self._not_run: set[bytes] = set()
         self._places: dict[bytes, tuple[bytes, int]] = {}
         """(actor, position in its state) of each logged call's effect, in the actor's newest life."""
         self._received: dict[bytes, dict[bytes, int]] = {}
-        """The positions that effects had when a process received the outcome, by actor and call."""
+        """The positions of effects when a process received the outcome, by actor and call."""
         self._states: dict[bytes, list[bytes]] = {}
-        """The calls that have ended in the newest life of each actor with checkpoints and no log, in order."""
+        """The ended calls in the newest life of each actor with checkpoints and no log, in order."""
         self.lost: Counter[bytes] = Counter()
-        """How many of these calls restarts have lost, by actor."""
+        """How many calls of ``_states`` restarts have lost, by actor."""
         self._over: set[bytes] = set()
-        """Actors that were ended for good. An actor that has the id of one of these later is another actor."""
+        """Actors that were ended for good. A later actor with such an id is another one."""
         self._rows: dict[tuple[bytes, bytes], int] = {}
-        """The attempt of an actor that sent rows of its log, by key and rows."""
+        """The attempt of an actor that sent log rows, by key and rows."""
         self._restored: dict[bytes, int] = {}
         """The newest attempt that has read the log, by actor."""
         self.values: dict[bytes, list[tuple[Any, int]]] = {}
-        """(value, its size in the arena or 0 if inline) of everything that a call returned, by call."""
+        """(value, its size in the arena or 0 if inline) of each value that a call returned, by call."""
 
     def made(self, caller: bytes, actor_id: bytes, call_id: bytes, retries: int, unordered: bool) -> None:
-        """Record that a process calls an actor."""
+        """Record a process's call of an actor."""
         number = self._numbers[caller, actor_id] = self._numbers.get((caller, actor_id), 0) + 1
         if call_id in self._named:
             self.world.fail(f"call {short(call_id)} is made by two attempts")
@@ -84,7 +84,7 @@ class CallInvariants:
     def alone(self, worker: WorkerProcess, actor_id: bytes) -> None:
         """Fail if another process is the actor that ``worker`` runs or is about to create: on any node whose processes act.
 
-        What leaves a node that was stopped until it was dead is refused. Before the first turn of its daemon nothing does.
+        A node that was stopped until it was declared dead sends nothing before its daemon's first turn, and its later messages are refused.
         """
         if self.world.invariants.is_behind(worker.node):
             return
@@ -131,7 +131,7 @@ class CallInvariants:
         self._newest[key] = made.number
 
     def had_effect(self, worker: WorkerProcess, item: Invocation, state: list[bytes]) -> None:
-        """Record the effect of a logged actor's call. ``state`` lists the calls that ran before it."""
+        """Record the effect of a logged actor's call. ``state`` lists the earlier calls."""
         if item.row[0] in state:
             self.world.fail(f"call {short(item.row[0])} has run on {worker.name}, and its effect was there before")
         self._places[item.row[0]] = item.actor_id, len(state)
@@ -142,7 +142,7 @@ class CallInvariants:
         self._received.pop(actor_id, None)
 
     def outcomes_received(self, rows: Any) -> None:
-        """Record outcomes that a process has received."""
+        """Record outcomes that a process received."""
         for call_id, status, outputs in rows:
             if status == FAILED and dict(unpack_failure(outputs[0])[2]).get("outcome") == "unknown":
                 continue  # It makes no statement about the effect.
@@ -155,7 +155,7 @@ class CallInvariants:
         self._rows[message.actor_id + message.last.to_bytes(8, "big"), message.rows] = message.attempt
 
     def committed(self, puts: Any) -> None:
-        """Check rows that the control store has committed."""
+        """Check rows that the control store committed."""
         for table, key, value in puts:
             attempt = self._rows.get((key, unpack_row(value)[2])) if table == LOG else None
             if attempt is not None and attempt < self._restored.get(key[:TASK_BYTES], 0):
@@ -184,7 +184,7 @@ class CallInvariants:
         self.world.states["actor restored"] += bool(state)
 
     def remade(self, actor_id: bytes, state: list[bytes], call_id: bytes) -> None:
-        """Check a call that runs again for its lost value. ``state`` lists the calls that ran before it."""
+        """Check a call that runs again for its lost value. ``state`` lists the earlier calls."""
         place = self._places.get(call_id)
         if place is not None and place != (actor_id, len(state)):
             self.world.fail(f"call {short(call_id)} is run again in a state in which it has not run")
@@ -221,7 +221,7 @@ class CallInvariants:
                 self.world.fail(f"{lost} calls of {short(actor_id)} are lost, and the daemon says {log.lost}")
 
     def left(self) -> list[str]:
-        """List state of actors and calls that remains although no handle and no ref exists."""
+        """List what remains of actors and calls although no handle and no ref exists."""
         daemon = self.world.daemon
         actors = daemon.scheduler.actors
         found = [f"the record of actor {short(each)}" for each in actors.records]

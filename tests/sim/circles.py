@@ -5,11 +5,11 @@ A *chain* of calls and tasks goes from actor to actor. Each makes the next one a
 - the last one returns, and all of them get what they wait for;
 - ``close``: the last one calls an actor that the chain came by, and waits: a circle. If that is its own actor, the wait is refused.
   Otherwise the driver is warned, and kills one of the actors. Without a warning, the program never ends;
-- ``timed``: as ``close``, with a timeout; or ``asked``: the last one waits for a call that the driver made to the first actor before the
-  chain, which has run. The driver must not be warned of either.
+- ``timed``: as ``close``, with a timeout; or ``asked``: the last one waits for a call, which has run, that the driver made to the first
+  actor before the chain. The driver must not be warned of either.
 
-Between processes, chains go to actors with larger numbers, and back only at their ends. The actors of a circle are in no other chain:
-otherwise chains would form circles by chance. One statement is added to those of ``programs`` and ``actors``: ``ask`` (get, or be refused).
+Between processes, chains go to actors with larger numbers, and back only at their ends. The actors of a circle are in no other chain, so
+that no circle forms by chance. The additional statement is ``ask`` (get, or be refused).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from zfabric.machines.worker import Invocation
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, short
 
 REPORT_SECONDS = 1.0
-"""Seconds within which the scheduler receives that a process no longer waits, or has died."""
+"""Seconds within which the scheduler receives that a process has died or waits no longer."""
 REFUSED = "refused"
-"""The error of a body that ends because its wait was refused."""
+"""The error of a body whose wait was refused."""
 Waiting = tuple["Process", "StackFrame"]
-"""A body, and the process on whose stack it is."""
+"""A body and its process."""
 
 
 class CircleAuthor(Author):
-    """Writes one program. Every body has all actors in the slots 0, 1, …, and after them the result of its chain's earlier call."""
+    """Writes programs whose bodies have all actors in the slots 0, 1, …, and after them the result of their chain's earlier call."""
 
     def __init__(self, seed: str, faults: Faults, cpus: int, large: bool) -> None:
         super().__init__(seed, faults, cpus, large)
@@ -60,7 +60,7 @@ class CircleAuthor(Author):
         self.errors = (GONE | LOST | CRASHED | {"doomed"}) if self.crashing else NOTHING
 
     def write(self) -> Program:
-        """Write a program: actors, and chains that begin with calls of the driver."""
+        """Write actors, and chains that begin with calls of the driver."""
         rng, actors = self.random, len(self.kinds)
         statements: list[Any] = []
         for actor, kind in enumerate(self.kinds):
@@ -93,7 +93,7 @@ class CircleAuthor(Author):
 
 
 class _Chain:
-    """One chain: ``path`` lists the actors that it goes to, ``broken`` says whether its waits may be refused."""
+    """One chain: ``path`` lists its actors, ``broken`` says whether its waits may be refused."""
 
     def __init__(self, author: CircleAuthor, path: list[int], broken: bool, closes: bool) -> None:
         self.author = author
@@ -102,16 +102,14 @@ class _Chain:
         self.closes = closes
         self.errors = tuple(sorted(author.errors | GONE | LOST | {REFUSED} if broken else author.errors))
         self.earlier = self.random.randrange(MODULUS)
-        """The label of the call that the driver made to the first actor before the chain."""
+        """The label of the driver's call to the first actor before the chain."""
         self.passed = tuple(range(len(author.kinds) + 1))
         """The slots that each body passes to the next one."""
 
     def call(self, slot: int, actor: int, spec: Spec, passed: tuple[int, ...]) -> tuple[Any, ...]:
-        """Write a call of ``actor`` with this spec, its value in ``slot``."""
         return ("invoke", (slot,), actor, spec, (("contains", passed),) if passed else (), (), passed, self.author.retries)
 
     def invoke(self, slot: int, actor: int, label: int, statements: list[Any], passed: tuple[int, ...]) -> tuple[Any, ...]:
-        """Write a call that runs these statements."""
         return self.call(slot, actor, _spec(label, statements), passed)
 
     def _ask(self, slot: int, number: int) -> tuple[Any, ...]:
@@ -158,7 +156,7 @@ def _spec(label: int, statements: list[Any]) -> Spec:
 
 
 class WaitGraph:
-    """Who waits for whom in a world; checks that warnings and refusals are right."""
+    """Records who waits for whom; checks that warnings and refusals are right."""
 
     def __init__(self, world: Overview) -> None:
         self.world = world
@@ -167,7 +165,7 @@ class WaitGraph:
         self._resumed_at: dict[bytes, float] = {}
         """When each task or call last stopped waiting, or lost its process."""
         self._circles: dict[str, list[bytes]] = {}
-        """The actors of a circle, by the text of the warning."""
+        """The actors of a circle, by the warning's text."""
         self._chance = random.Random(f"{world.seed}/circles")
 
     def resumed(self, frame: StackFrame) -> None:
@@ -176,7 +174,7 @@ class WaitGraph:
             self._resumed_at[frame.item.row[0]] = self.world.now
 
     def refused(self, process: Process, frame: StackFrame, wanted: tuple[bytes, ...]) -> None:
-        """Fail if an actor was refused to wait for these objects although it does not wait for itself."""
+        """Fail if an actor was refused to wait for these objects but does not wait for itself."""
         assert frame.item is not None
         self.world.states["circle refused"] += 1
         if not self.world.kind.circles or not self._waits_for_itself(process, frame, wanted):
@@ -184,7 +182,7 @@ class WaitGraph:
             self.world.fail(f"{process.name}: {short(frame.item.row[0])} is refused to wait for {names}, which is no circle")
 
     def warned(self, text: str, deadlocks: Deadlocks) -> None:
-        """Check a warning that the scheduler sends to the driver."""
+        """Check a warning of the scheduler to the driver."""
         if "wait for each other" not in text:
             return
         if not self.world.kind.circles:
@@ -209,7 +207,7 @@ class WaitGraph:
         self._circles[text] = sorted(actors)
 
     def warning_received(self, process: Process, text: str) -> None:
-        """Have the driver kill one of the actors that a warning names."""
+        """Have the driver kill one of the actors in a warning."""
         actors = self._circles.pop(text, [])
         if actors:
             self.world.states["circle broken"] += 1

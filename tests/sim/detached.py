@@ -1,7 +1,7 @@
-"""Detached actors in programs of several nodes: made by tasks anywhere, and by a driver that mostly dies. The next driver finds them.
+"""Detached actors in programs of several nodes: made by tasks anywhere, and by a driver that mostly dies.
 
-Whoever was told that an actor is made, or has called it, may rely on it: whatever has died since, the next driver finds it by its name,
-calls it and ends it. Those whose creator died may exist or not. When all have ended, nothing is left of the first driver's job.
+Whoever was notified that an actor is made, or has called it, may rely on it: whatever has died since, the next driver finds the actor by
+its name, calls it and ends it. Actors whose creator died may exist or not. When all have ended, nothing is left of the first driver's job.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def with_dying_drivers(faults: Faults, seed: int) -> Faults:
 
 
 class DetachedAuthor:
-    """Writes one program, for a cluster of ``nodes``."""
+    """Writes one program, for ``nodes`` nodes."""
 
     def __init__(self, seed: str, faults: Faults, nodes: int) -> None:
         self.random = random.Random(f"{seed}/detached")
@@ -52,7 +52,7 @@ class DetachedAuthor:
         self.tasks = 0
 
     def write(self) -> Program:
-        """Write the root: actors that tasks and it itself make, calls of these from here and elsewhere, and pauses."""
+        """Write actors that the root and its tasks make, calls of these from here and elsewhere, and pauses."""
         rng = self.random
         statements: list[Any] = []
         made: list[int] = []
@@ -75,7 +75,7 @@ class DetachedAuthor:
         return Program(tuple(statements), self.tasks)
 
     def _maker(self, statements: list[Any], slot: int) -> int:
-        """Write a task that makes an actor, and returns its handle. Return its value."""
+        """Write a task that makes an actor and returns its handle. Return the task's value."""
         rng = self.random
         self.tasks += 1
         label = total = rng.randrange(MODULUS)
@@ -92,7 +92,7 @@ class DetachedAuthor:
         return "detach", slot, spec, (("max_restarts", -1), *logged, *somewhere(rng, self.nodes))
 
     def _use(self, statements: list[Any], slot: int, actor: int, total: int = 0) -> int:
-        """Write a call of an actor. Whoever has its outcome relies on the actor. Return the total with its value."""
+        """Write a call of an actor. Whoever has its outcome relies on the actor. Return the total with the call's value."""
         rng = self.random
         label = rng.randrange(MODULUS)
         pause = (("sleep", rng.choice((0.01, 0.2))),) if rng.random() < 0.3 else ()
@@ -111,7 +111,7 @@ class Detached:
         self.relied: dict[bytes, bool] = {}
 
     def make(self, process: Process, spec: Spec, options: tuple[Any, ...]) -> Generator[tuple[Any, ...], Any, bytes]:
-        """Have an actor made at the head, as ``ClientInterface.create_detached`` does. Return its handle's id."""
+        """Make an actor at the head, as ``ClientInterface.create_detached`` does. Return its handle's id."""
         machine, kind = process.machine, function_id(ACTOR)
         if kind not in machine.tasks.functions:
             machine.tasks.export(kind, *FUNCTIONS[kind])
@@ -132,7 +132,7 @@ class Detached:
         return machine.tasks.submit(row, 1)
 
     def inherit(self, process: Process) -> Generator[tuple[Any, ...], Any, None]:
-        """As the next driver, find all by their names, call them, and end them."""
+        """As the next driver, find all actors by their names, call them, and end them."""
         for number, (actor_id, relied) in enumerate(self.relied.items(), 1):
             answer = yield ("ask", "actor", (actor_id.hex(), ""))
             if answer.error or answer.payload is None:

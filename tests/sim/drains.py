@@ -1,7 +1,7 @@
 """Programs with actors on nodes that are drained, called from the driver and from tasks on all nodes.
 
-Nothing else happens to nodes or processes. So no call may fail or run twice, although none may be repeated, and the actors live on although
-they may restart but once: that their node is drained does not count.
+Nothing else happens to nodes or processes. So no call may fail or run twice, although none may be repeated. The actors live on although
+they may restart only once: a move from a drained node does not count.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def with_drains(faults: Faults, seed: int) -> Faults:
 
 
 class DrainAuthor(LedgerAuthor):
-    """Writes one program, for a cluster of ``nodes``."""
+    """Writes one program, for ``nodes`` nodes."""
 
     def __init__(self, seed: str, faults: Faults, nodes: int) -> None:
         super().__init__(seed, faults, nodes)
         self.size = self.random.choice((0, 0, 1, 3))
-        """How many calls the actors run beside each other; 0 for one after the other."""
+        """How many calls an actor runs at once; 0: one after the other."""
 
     def _actor(self, slot: int) -> tuple[Any, ...]:
         beside = (("max_concurrency", self.size),) if self.size else ()

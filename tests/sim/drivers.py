@@ -1,4 +1,4 @@
-"""The driver of a simulated world: it runs the root of a program."""
+"""The driver of a simulated world."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Driver(Process):
         self.began = False
 
     def start(self) -> None:
-        """Connect. Until ``Welcome`` arrives, look regularly whether another daemon is published."""
+        """Connect; until ``Welcome`` arrives, look regularly whether another daemon is published."""
         super().start()
         self.world.after(0.5, self._connect_again)
 
@@ -36,7 +36,7 @@ class Driver(Process):
             self.world.after(0.5, self._connect_again)
 
     def next_item(self) -> StackFrame | None:
-        """Return the root, once the job has its number."""
+        """The root, once the job has its number."""
         if self.began or not self.machine.welcomed:
             return None
         self.began = True
@@ -44,7 +44,7 @@ class Driver(Process):
         return StackFrame(None, driver_body(self, self.program), namer, self.now)
 
     def ended(self, frame: StackFrame, status: int, result: Any) -> None:
-        """Handle the end of the root. Fail if it raised."""
+        """Fail if the root raised."""
         super().ended(frame, status, result)
         if status != OK:
             self.world.fail(f"the driver's program ended with {result}")

@@ -1,6 +1,6 @@
 """Durable values in programs of worlds: put by the driver and by tasks on any node, and read after nodes and daemons have died.
 
-The head has them: neither the death of the node that put a value nor that of a daemon, the head's included, loses one. So each is certain.
+The head stores them: no death of another node or of a daemon, the head's included, loses one. So each value is certain.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def with_deaths(faults: Faults, seed: int) -> Faults:
 
 
 def with_durable_puts(program: Program, seed: int) -> Program:
-    """Have a program's root put durable values, and take some out of values of tasks; read them later, here and on other nodes."""
+    """Have a program's root put durable values, and take some out of tasks' values; read them later, here and on other nodes."""
     rng = random.Random(f"{seed}/durable values")
     statements = list(program.statements)
     steps: list[list[Any]] = []

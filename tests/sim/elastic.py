@@ -1,11 +1,11 @@
 """Worlds of a cluster that grows and shrinks: nodes join while tasks wait, and drain themselves once they are idle.
 
-The driver's node has no CPUs, as a machine that only submits. Nothing else happens to nodes, but that some links are slow, so that tasks
-are on their way to nodes that leave, and some daemons are restarted. So:
+The driver's node has no CPUs, as a machine that only submits. Otherwise only links are slow, so that tasks are on their way to nodes that
+leave, and some daemons restart. So:
 
 - No task is lost with a node that leaves.
-- Where no daemon is restarted, no attempt of the driver's tasks is given to a third node, and no node stays idle while another one has more
-  of them than it can run.
+- Where no daemon restarts, no attempt of the driver's tasks is given to a third node, and no node stays idle while another one has more of
+  them than it can run.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ LOOK_EVERY = 0.3
 IDLE_MOST = 2.0
 """Seconds for which a node may be idle while another one has too much: several looks of the home, and a question."""
 HANDED_MOST = 2
-"""How often an attempt is given to a node: one that returns it since it is drained does not count."""
+"""How often an attempt is given to a node, not counting one that returns it because it is drained."""
 
 
 def with_restarts(faults: Faults, seed: int) -> Faults:
-    """Have nothing happen to nodes, except that daemons are restarted in a third of the worlds, and links are slow in two thirds."""
+    """Leave nodes only restarts of daemons and slow links."""
     rng = random.Random(f"{seed}/elastic faults")
     restarts, delays = rng.choice((0, 0, 0, 0, 1, 2)), rng.choice((0, 3, 6))
     nodes = NodeFaults(restarts=restarts, delays=delays, clocks=rng.random() < 0.3, window=rng.choice((6.0, 20.0)))
@@ -61,7 +61,7 @@ class ElasticAuthor:
         self.tasks = 0
 
     def write(self) -> Program:
-        """Write rounds of tasks, with pauses in which nodes leave, or are about to. Some read values that such nodes have made."""
+        """Write rounds of tasks, with pauses in which nodes leave, or are about to. Some tasks read such nodes' values."""
         rng = self.random
         statements: list[Any] = []
         values: dict[int, int] = {}
@@ -78,7 +78,7 @@ class ElasticAuthor:
         return Program(tuple(statements), self.tasks)
 
     def _task(self, statements: list[Any], slot: int, known: dict[int, int], depth: int = 1) -> int:
-        """Write a task, most of them alike. Return its value."""
+        """Write a task; most are alike. Return its value."""
         rng = self.random
         self.tasks += 1
         label = total = rng.randrange(MODULUS)
@@ -97,7 +97,7 @@ class ElasticAuthor:
 
 
 class Elastic:
-    """Starts nodes while tasks wait, and checks where these go."""
+    """Starts nodes while tasks wait, and checks where the tasks go."""
 
     def __init__(self, world: Overview, most: int, start: Callable[[int], None]) -> None:
         self.world = world
@@ -107,7 +107,7 @@ class Elastic:
         self._rng = random.Random(f"{world.seed}/elastic joins")
         self._handed: Counter[tuple[bytes, int]] = Counter()
         self._idle: dict[int, float] = {}
-        """Since when a node has been idle while another one has too much, by number."""
+        """Since when a node, by number, is idle while another one has too much."""
         world.after(LOOK_EVERY, self._scale)
 
     @property
@@ -115,7 +115,7 @@ class Elastic:
         return self.world.nodes[0].daemon.scheduler.tables
 
     def _scale(self) -> None:
-        """Have another node join if tasks wait, and there are not too many nodes."""
+        """Have another node join if tasks wait and there are few enough nodes."""
         if self.world.driver.finished:
             return
         tables = self._tables
@@ -143,7 +143,7 @@ class Elastic:
                         self.world.fail(f"{short(row[0])} is given to another node for the {self._handed[key]}th time")
 
     def after_turn(self, daemon: SimDaemon) -> None:
-        """Fail if tasks were lost with a node that has left, or a node stays idle beside one that has too much."""
+        """Fail if tasks were lost with a node that left, or a node stays idle beside one with too much."""
         if self.world.faults.nodes.restarts:
             return
         if daemon.scheduler.tables.counts["lost_with_nodes"]:

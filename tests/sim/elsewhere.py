@@ -1,7 +1,7 @@
 """Programs whose driver submits tasks to certain nodes, most of them one after the other, each waited for before the next.
 
-Such a task is sent ahead of the books of both daemons (``machines/local_scheduler/nodes/lone_tasks.py``). Between them are some that are
-not alone, that are cancelled, or that submit tasks themselves. A node that is named may have died, or not have joined yet.
+Such a task is sent ahead of the books of both daemons (``machines/local_scheduler/nodes/lone_tasks.py``). Some tasks between are not alone,
+are cancelled, or submit tasks themselves. A named node may have died, or not have joined yet.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ UNSCHEDULABLE = "TaskUnschedulableError"
 
 
 class ElsewhereAuthor:
-    """Writes one such program, for a cluster of ``nodes``."""
+    """Writes one program, for ``nodes`` nodes."""
 
     def __init__(self, seed: str, nodes: int) -> None:
         self.random = random.Random(seed)
@@ -27,7 +27,7 @@ class ElsewhereAuthor:
         self._slots = 0
 
     def write(self) -> Program:
-        """Write the root: runs of lone tasks on one node each, with pauses between."""
+        """Write runs of lone tasks on one node each, with pauses between."""
         rng = self.random
         for _ in range(rng.randrange(2, 6)):
             where = rng.randrange(1, self.nodes + 1)
@@ -41,7 +41,7 @@ class ElsewhereAuthor:
             self.statements.append(("sleep", self.random.choice((0.0, 0.001, 0.03, 0.3, 1.0))))
 
     def _tasks(self, where: int) -> None:
-        """Submit one task, rarely several at once; wait for each, and drop most."""
+        """Submit tasks, mostly one; wait for each, and drop most."""
         rng = self.random
         slots = []
         for _ in range(rng.choice((1, 1, 1, 1, 1, 1, 1, 4))):
@@ -58,7 +58,7 @@ class ElsewhereAuthor:
             self._pause()
 
     def _call(self, where: int) -> tuple[int, int]:
-        """Write a call. Return the slot and the number of its value."""
+        """Write a call. Return its value's slot and number."""
         rng = self.random
         self.tasks += 1
         label = rng.randrange(MODULUS)

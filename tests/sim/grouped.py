@@ -1,7 +1,7 @@
 """Placement groups in programs of worlds: made by the driver, used by some of its tasks, removed at the end or left to the end of the job.
 
-The bundles are small shares of the memory that every node has: all groups of a program fit on one node, since the others may die. Only
-the last one may have no room: nobody uses it.
+The bundles are small shares of the memory that every node has: all groups of a program fit on one node, since the others may die. Only the
+last group, which nobody uses, may have no room.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def grouped(program: Program, seed: int, nodes: int) -> Program:
 
 
 def _awaited(statements: list[Any], group: int) -> list[Any]:
-    """Have a root wait for its tasks in a group of which it gets no value: tasks of which it gets none, either, may need these values."""
+    """Have a root wait for those of its tasks in a group of which it gets no value: other such tasks may need these values."""
     got = {each[0] for kind, *about in statements if kind in ("get", "peek") for each in about[0]}
     calls = [each for each in statements if each[0] == "call" and dict(each[4]).get("strategy", ())[:2] == (IN_GROUP, group)]
     awaited = tuple(slot for each in calls for slot in each[1] if slot not in got)
@@ -69,7 +69,7 @@ def _awaited(statements: list[Any], group: int) -> list[Any]:
 def with_grouped_actors(program: Program, seed: int, faults: Faults) -> Program:
     """Have a program's root make actors in a group of their own, call them, and read streams that they yield, among its other statements.
 
-    They are made again where their bundle is reserved next. Of those that may restart once the node is only drained, which does not count.
+    Actors are made again where their bundle is reserved next. Nodes of actors that may restart once are only drained, which is no restart.
     """
     rng = random.Random(f"{seed}/actors in groups")
     killers = faults.worker_crashes or faults.pressure or faults.start_failures or faults.nodes.deaths or faults.loss
@@ -112,14 +112,14 @@ def _options(rng: random.Random, group: int, bundles: int) -> tuple[Any, ...]:
 
 
 class Groups:
-    """The placement groups that a process has made, by their number in the program: (id, home)."""
+    """A process's placement groups, by number in the program: (id, home)."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
         self.made: dict[int, tuple[bytes, bytes]] = {}
 
     def strategy(self, value: Any) -> Strategy:
-        """What a call says about where it runs."""
+        """Where a call says that it runs."""
         if not value or value[0] != IN_GROUP:
             return value  # type: ignore[no-any-return]
         _, number, bundle = value

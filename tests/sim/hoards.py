@@ -1,8 +1,7 @@
 """Programs that hoard large results of logged actors: more than the arena has room for, so that they are spilled, and their files lost.
 
-A lost result is rebuilt from its actor's log when it is read. Meanwhile the actors go on, their processes and the daemon die,
-checkpoints cut the logs, and results are dropped. One statement is added to those of ``programs`` and ``actors``: ``lose`` deletes files
-of results that a log can rebuild.
+A lost result is rebuilt from its actor's log when it is read. Meanwhile the actors go on, their processes and the daemon die, checkpoints
+cut the logs, and results are dropped. The additional statement ``lose`` deletes files of results that a log can rebuild.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from zfabric.protocol.options import LOGGED
 
 SIZES = (700_000, 1_500_000, 3_000_000, 3_000_000)
 SHARE = 0.06
-"""The share of seeds with actors whose program is one of these."""
+"""Share of the seeds with actors that have such a program."""
 
 
 def hoards(seed: int) -> bool:
@@ -28,7 +27,7 @@ class Hoarder(ActorAuthor):
     """Writes one program."""
 
     def write(self) -> Program:
-        """Write a program that makes large results, loses them and reads them again."""
+        """Write a program that makes, loses and rereads large results."""
         scope = Scope(0, (), False, True, 0)
         actors = [self._logged_actor(scope) for _ in range(self.random.choice((1, 1, 2)))]
         for _ in range(self.random.randrange(2, 5)):
@@ -64,7 +63,7 @@ class Hoarder(ActorAuthor):
         scope.statements.append(("invoke", (slot,), actor, spec, (), needed, (), LOGGED))
 
     def _errand(self, scope: Scope, actor: int) -> None:
-        """Write a task that calls the actor too. Only the log has the order in which calls of several callers ran."""
+        """Write a task that calls the actor too: only the log has the order in which calls of several callers ran."""
         self.tasks += 1
         handle = scope.handles[actor]
         label = total = self.random.randrange(MODULUS)
@@ -84,7 +83,6 @@ class Hoarder(ActorAuthor):
         )
 
     def _look_again(self, scope: Scope, count: int) -> None:
-        """Lose half or all of the files, then get some of the results, three at a time."""
         slots = self.random.sample(list(scope.slots), min(len(scope.slots), count))
         for start in range(0, len(slots), 3):
             scope.statements.append(("lose", self.random.choice((0.5, 1.0))))

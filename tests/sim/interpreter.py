@@ -1,6 +1,7 @@
-"""Runs programs: one generator per body, which yields when it computes or waits, and compares what it gets with the model.
+"""Runs programs of ``programs`` and ``actors``: a generator per body yields when it computes or waits, and compares what it gets with the
+model.
 
-``programs`` and ``actors`` write these programs. A statement is a tuple whose first field names the action.
+A statement is a tuple whose first field names the action.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Running = Generator[tuple[Any, ...], Any, Any]
 
 
 class _State:
-    """The state of a running body: its refs by slot, the values it got, the ids it holds, its total."""
+    """The refs of a running body by slot, the values it got, the ids it holds, its total."""
 
     def __init__(self, process: Process, total: int, attempt: int, doomed: bool, slots: dict[int, bytes]) -> None:
         self.process = process
@@ -49,12 +50,12 @@ class _State:
         self.slots = slots
         self.values: dict[int, Value] = {}
         self.large: dict[int, tuple[int, int]] = {}
-        """Numbers and sizes of large values without refs inside that it has put, by slot."""
+        """Numbers and sizes, by slot, of large values without refs inside that it has put."""
         self.held: list[bytes] = list(slots.values())
         self.groups = Groups(process)
 
     def look(self, identifier: bytes, status: int, data: Any) -> tuple[str, Value | None]:
-        """Read a finished object, and hold the refs inside it. Return what ``Process.look`` returns."""
+        """Read a finished object like ``Process.look``, and hold the refs inside it."""
         kind, value = self.process.look(identifier, status, data)
         if value is not None:
             self.held.extend(value.refs)
@@ -64,17 +65,14 @@ class _State:
 
     @property
     def condemned(self) -> bool:
-        """Whether this body is to be stopped. Its children may fail before it is stopped itself."""
         return self.process.world.condemned(self.process.top)
 
     def take(self, slot: int, identifier: bytes) -> None:
-        """Store a ref in a slot and hold it."""
         self.slots[slot] = identifier
         self.large.pop(slot, None)
         self.held.append(identifier)
 
     def release(self) -> None:
-        """Drop every ref that the body holds."""
         for identifier in self.held:
             self.process.drop(identifier)
         self.held = []
@@ -121,7 +119,6 @@ def _do_ungroup(state: _State, number: int) -> Running:
 
 
 def _packed(state: _State, spec: Spec, options: tuple[Any, ...], boxed: tuple[int, ...]) -> tuple[bytes, Any]:
-    """Pack the arguments and options of a call."""
     refs = tuple(state.slots[slot] for slot in boxed)
     values = {"contains": lambda _: refs, "strategy": state.groups.strategy}
     return msgpack.packb((spec, refs)), tuple((name, values[name](value) if name in values else value) for name, value in options) or None
@@ -157,7 +154,7 @@ def _do_invoke(
 
 
 def _directly(state: _State, slot: int) -> bytes | None:
-    """Write a value that this body has put once more, as an argument that a call takes directly, if there is room. Return its id."""
+    """Write a put value once more, for a call to take directly, if there is room. Return its id."""
     number, size = state.large.get(slot, (0, 0))
     if not size or size > state.process.config.copied_bytes:
         return None
@@ -243,7 +240,6 @@ def _do_peek(state: _State, allowed: tuple[tuple[int, int | None, tuple[str, ...
 
 
 def _do_ask(state: _State, slot: int, number: int, errors: tuple[str, ...], gives_up: bool) -> Running:
-    """Get one value. If the wait is refused, go on without the value, or end."""
     try:
         found = yield ("get", (state.slots[slot],), None)
     except WaitRefused:
@@ -351,7 +347,7 @@ _ACTIONS: dict[str, Any] = {
 
 
 def _fetched(state: _State, identifier: bytes) -> Running:
-    """Get a large argument of a call. It must exist as long as the caller lives, which holds it, and the node of each value."""
+    """Get a large argument of a call. It must exist as long as the caller, which holds it, and the node of each value live."""
     state.process.machine.references.add(identifier)
     state.held.append(identifier)
     ((status, data),) = yield ("get", (identifier,), None)

@@ -29,7 +29,7 @@ from zfabric.protocol.ids import REGISTRY, TASK_BYTES, object_id, short
 from zfabric.protocol.messages import FAILED, OK, Envelope
 
 _OF_HANDLES = (b"", b"actor")
-"""What stands for the value of a handle: to an actor of another node; to one that has lived through the restart of a daemon."""
+"""What stands for a handle's value: to an actor of another node; to one that has lived through a daemon's restart."""
 
 
 class Invariants:
@@ -38,22 +38,22 @@ class Invariants:
     def __init__(self, world: Overview) -> None:
         self.world = world
         self._begun: dict[tuple[bytes, int], str] = {}
-        """The worker that began an attempt, by task and attempt."""
+        """The worker that began each (task, attempt)."""
         self._numbers: dict[bytes, int] = {}
         self._outcomes: dict[AnyObject, int] = {}
         self._ended: dict[bytes, dict[tuple[bytes, int, int], tuple[bytes, int]]] = {}
         self._going_on: dict[bytes, int] = {}
-        """Attempts that nodes have reported to the home of the job as their home was dead, unless they are to stop."""
+        """Attempts that nodes reported to the job's home when their home was dead, unless they are to stop."""
         self._copies: dict[bytes, tuple[bytes, bytes]] = {}
-        """Values that nodes have reported then, and do not release: (object, node), by task."""
+        """Values that nodes reported then, and do not release: (object, node), by task."""
         self._members: set[bytes] = set()
-        """Nodes of the last table that a registry has sent."""
+        """Nodes of the last table that a registry sent."""
         self.lost: set[bytes] = set()
-        """Large values that the deaths of two daemons may have lost: the last one died that knew where they were."""
+        """Large values that the deaths of two daemons may have lost: the last one that knew their places died."""
         self.of_nodes = NodeInvariants(world)
 
     def begun(self, worker: WorkerProcess, item: Item) -> None:
-        """Check an attempt that a worker begins."""
+        """Check an attempt that begins."""
         named = item.row[0], item.attempt
         if named in self._begun:
             which = f"attempt {item.attempt:#x} of {short(item.row[0])}"
@@ -64,7 +64,7 @@ class Invariants:
             self._alone(worker, item)
 
     def _alone(self, worker: WorkerProcess, item: Item) -> None:
-        """Fail if an attempt begins while another one runs on a living node, or has ended there and its home has not acknowledged that."""
+        """Fail if an attempt begins while another one runs on a living node, or has ended there unacknowledged by its home."""
         task_id = item.row[0]
         homes = [
             node
@@ -97,7 +97,7 @@ class Invariants:
                         self.world.fail(f"{short(task_id)} begins on {worker.name}, and runs on {other.name}")
 
     def is_behind(self, node: Node) -> bool:
-        """Whether a node was declared dead while it was stopped, and its daemon has had no turn since: nobody there can know that."""
+        """Whether a node was declared dead while it was stopped, and its daemon has had no turn since: nobody there can have noticed."""
         return node.resuming and node.identifier not in self._members
 
     def is_member(self, node: NodeView) -> bool:
@@ -105,7 +105,7 @@ class Invariants:
         return node.identifier in self._members
 
     def is_being_killed(self, frame: StackFrame) -> bool:
-        """Whether the daemon of its node has the process of a body killed: since it does not know the function, for instance."""
+        """Whether the daemon of its node has a body's process killed, for instance because it does not know the function."""
         for node in self.world.living:
             for token, worker in node.workers.items():
                 if frame in worker.stack:
@@ -114,7 +114,7 @@ class Invariants:
         return False
 
     def remains(self, daemon: SimDaemon, sender: bytes, message: m.Remains) -> None:
-        """Check a report on a dead node: the home of a job waits for it before it takes over. Note the attempts that run on."""
+        """Check a report on a dead node, for which the home of a job waits before it takes over. Note the attempts that run on."""
         tables = daemon.scheduler.tables
         if message.complete and tables.dead.get(message.node) and sender in tables.nodes:
             self.world.fail(f"node {daemon.node.number} has taken over from a dead one before {self.world.who(sender)} has reported")
@@ -122,7 +122,7 @@ class Invariants:
         self._copies.update({row[0][:TASK_BYTES]: (row[0], sender) for row in message.objects if row[1] == OK})
 
     def _runs_once_more(self, worker: WorkerProcess, item: Item) -> None:
-        """Fail if a task of a dead home runs again although an attempt goes on that another node has reported, or its value is there."""
+        """Fail if a task of a dead home runs again although another node has reported an attempt that goes on, or the task's value."""
         identifier, holder = self._copies.get(item.row[0], (b"", b""))
         if self._going_on.get(item.row[0], item.attempt) != item.attempt:
             self.world.fail(f"{short(item.row[0])} begins on {worker.name}, and an attempt of it that another node has reported counts")
@@ -132,7 +132,7 @@ class Invariants:
                 self.world.fail(f"{short(item.row[0])} begins on {worker.name}, and node {node.number} has its value")
 
     def came_to_nothing(self, message: m.Ended | m.Reclaimed) -> None:
-        """Forget reported attempts that have failed, or come back."""
+        """Forget reported attempts that have failed or come back."""
         failed = message.task_ids if isinstance(message, m.Reclaimed) else [row[0] for row in _rows_of(message) if row[2] != OK]
         for task_id in failed:
             self._going_on.pop(task_id, None)
@@ -148,7 +148,7 @@ class Invariants:
         return late
 
     def not_accepted(self, tasks: list[TaskRecord]) -> None:
-        """Fail if the scheduler accepted one of the outcomes that ``late_attempts`` found."""
+        """Fail if the scheduler accepted an outcome that ``late_attempts`` found."""
         for task in tasks:
             if task.state == DONE:
                 self.world.fail(f"an attempt of {short(task.id)} was accepted that was not the one given out")
@@ -160,7 +160,7 @@ class Invariants:
             del ended[key]
 
     def between_nodes(self, daemon: SimDaemon, node: bytes, envelopes: list[Envelope]) -> None:
-        """Check what a daemon sends to that of another node: nothing but requests for its lease, if that is nearly over."""
+        """Check what a daemon sends to that of another node: only requests for its lease, if that is nearly over."""
         for to, _, message in envelopes:
             if type(message) is m.Delegate:
                 self._delegated(daemon, message)
@@ -178,7 +178,7 @@ class Invariants:
                 self.world.fail(f"node {daemon.node.number} sends {type(message).__name__}, and its lease is nearly over")
 
     def table_sent(self, daemon: SimDaemon, message: m.NodeTable) -> None:
-        """Check a node table that a registry sends: its rows are durable, and a node that is gone had ceased to act."""
+        """Check a registry's node table: its rows are durable, and nodes that are gone had ceased to act."""
         members = {row[0] for row in message.rows}
         durable = {key for key, _ in daemon.journal.scan(TABLE) if key != NUMBERS_KEY}
         if members != durable:
@@ -202,7 +202,7 @@ class Invariants:
                 self.world.fail(f"{short(row[0])} is passed on by node {daemon.node.number}, to which it was delegated")
 
     def sent(self, daemon: SimDaemon, message: m.Message) -> None:
-        """Check the outcomes in a message that the daemon sends."""
+        """Check the outcomes in a message of the daemon."""
         if isinstance(message, m.Results):
             for task_id, status, outputs in message.rows:
                 for index, value in enumerate(outputs):
@@ -234,9 +234,9 @@ class Invariants:
                 self.world.fail(f"a process is sent another value of {short(identifier)}")
 
     def daemon_dies(self, node: Node) -> None:
-        """Record the values that a daemon retains for homes whose next daemons have yet to be told of them (``docs/limits.md``).
+        """Record values that a daemon retains for homes whose next daemons have yet to be notified (``docs/limits.md``).
 
-        What is pinned counts as known: the actor that made it may repeat it.
+        Pinned values count as known: the actor that made one may repeat it.
         """
         for home in self.world.living:
             for record in node.daemon.scheduler.tables.objects.values() if home is not node else ():
@@ -251,7 +251,7 @@ class Invariants:
             self.world.fail(f"{short(inner)}, which is inside the error of {short(identifier)}, no longer exists")
 
     def after_turn(self, daemon: SimDaemon) -> None:
-        """Check the daemon's machines after a turn."""
+        """Check the daemon's machines."""
         for machine in daemon.core.machines.values():
             machine.check_invariants()
         if not daemon.scheduler.tables.recovering:
@@ -274,14 +274,14 @@ class Invariants:
     # -- calm and end --
 
     def calm(self) -> None:
-        """In a calm world, compare the holders in the daemons' tables with the refs of processes."""
+        """In a calm world, compare the holders in daemons' tables with processes' refs."""
         for node in self.world.living:
             self._calm(node)
         self._groups_are_whole_or_nowhere()
         self.of_nodes.calm()
 
     def _groups_are_whole_or_nowhere(self) -> None:
-        """Fail if a placement group has bundles at nodes that its home does not know, or if one that waits for room has some."""
+        """Fail if a group's bundles are at nodes unknown to its home, or a group that waits for room has some."""
         reserved = {}
         for node in self.world.living:
             for bundles in node.daemon.scheduler.tables.bundles.values():
@@ -347,7 +347,7 @@ class Invariants:
         return left + self._files(node) + self._of_nodes(node)
 
     def _of_nodes(self, node: Node) -> list[str]:
-        """List what a node retains for others, and nodes that it does not know or believes to live."""
+        """List what a node retains for others, unknown nodes, and dead ones that it believes to live."""
         tables = node.daemon.scheduler.tables
         living = {each.identifier: each.number for each in self.world.living if each.number}
         known = {node.identifier, *tables.nodes}
@@ -380,7 +380,6 @@ class Invariants:
         return [*left, *self.world.calls.left()]
 
     def _files(self, node: Node) -> list[str]:
-        """List files that are left on disk."""
         arena = node.arena
         return [f"{short(content.object_id)} on disk" for content in arena.disk.values()] + [f"file {each}" for each in arena.unfinished]
 
@@ -420,7 +419,7 @@ def _rows_of(message: m.Ended) -> m.Rows:
 
 
 def borrowed_by(node: Node) -> list[bytes]:
-    """List the objects of other nodes that a node has borrowed, and those of its own that others retain for it."""
+    """Objects of other nodes that a node has borrowed, and its own that others retain for it."""
     values = node.daemon.scheduler.tables.values()
     borrowed = [record.object_id for record in values if record.hold is not None and record.hold.registered]
     return borrowed + [record.object_id for record in values if hasattr(record.value, "place")]

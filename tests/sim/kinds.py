@@ -1,7 +1,7 @@
 """The kinds of worlds: which programs they run, on how many nodes, and what happens to these.
 
-A kind is one value. It is made from the command line's options, passed on whole, and read where it decides something. A new kind of
-program is one more field here, and a place that reads it.
+A kind is one value, made from the command line's options and passed on whole. A new kind of program is one more field here, and a place
+that reads it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def _option(default: Any, help_text: str) -> Any:
-    """Return a field that is an option of the command line by the same name."""
+    """A field that is a command line option by the same name."""
     return field(default=default, metadata={"help": help_text})
 
 
@@ -37,16 +37,16 @@ class Kind:
 
     @classmethod
     def of(cls, options: Namespace) -> Kind:
-        """Return the kind that these options of the command line choose."""
+        """The kind that these options choose."""
         return cls(**{each.name: getattr(options, each.name) for each in fields(cls)})
 
     def arguments(self) -> list[str]:
-        """Return the options of the command line that choose this kind."""
+        """The options of the command line that choose this kind."""
         chosen = {each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default}
         return [word for name, value in chosen.items() for word in (f"--{name}", *(() if value is True else (str(value),)))]
 
     def __or__(self, other: Kind) -> Kind:
-        """Return a kind with what either has, and the larger number of nodes."""
+        """A kind with what either has, and the larger number of nodes."""
         return Kind(*(max(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)))
 
 
@@ -58,7 +58,6 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 ONE_NODE = Kind()
-"""Tasks on one node."""
 
 
 __all__ = ["ONE_NODE", "Kind", "add_options"]

@@ -1,8 +1,8 @@
 """Programs of several nodes with logged actors that live anywhere: called from the driver and from tasks on all nodes, while nodes die.
 
-Nothing that happens to a node other than the driver's may lose a call of theirs: so every value is certain, but for large ones of calls
-that are not logged. (Only a daemon that dies soon after another process may have known of an actor what nobody else does.) Tasks call
-them, too: only the log has the order of their calls.
+Nothing that happens to a node other than the driver's may lose a call of these actors: every value is certain, except large ones of
+unlogged calls. (Only a daemon that dies soon after another process may have known of an actor what nobody else does.) Tasks call them too,
+because only the log has the order of such calls.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def with_deaths(faults: Faults, seed: int) -> Faults:
 
 
 def somewhere(rng: random.Random, nodes: int) -> tuple[tuple[str, Any], ...]:
-    """Options of a task or an actor: on any node, spread, or rather on a certain one of ``nodes``."""
+    """Options of a task or an actor: any node, spread, or preferably a certain one of ``nodes``."""
     number = rng.randrange(nodes + 2)
     if not number:
         return ()
@@ -44,7 +44,7 @@ def somewhere(rng: random.Random, nodes: int) -> tuple[tuple[str, Any], ...]:
 
 
 class LedgerAuthor:
-    """Writes one program, for a cluster of ``nodes``."""
+    """Writes one program, for ``nodes`` nodes."""
 
     def __init__(self, seed: str, faults: Faults, nodes: int) -> None:
         self.random = random.Random(f"{seed}/ledgers")
@@ -58,12 +58,12 @@ class LedgerAuthor:
         self.large = not self.errors and self.random.random() < 0.3
         self.tasks = 0
         self.deaths = faults.nodes.deaths > 0 or faults.loss > 0
-        """Whether nodes may die: of some faults, since they have no lease any more."""
+        """Whether nodes may die, also by losing their lease."""
         self.unlogged: set[int] = set()
         """Slots of large values that no log can make again: they are lost with the last node that has them."""
 
     def write(self) -> Program:
-        """Write the root: actors, then rounds of calls and tasks that call, with pauses, and at last all values."""
+        """Write actors, then rounds of calls and tasks that call, with pauses, and at last ``get`` all values."""
         rng = self.random
         statements: list[Any] = []
         actors = list(range(rng.choice((1, 1, 2, 3))))

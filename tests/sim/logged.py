@@ -1,7 +1,7 @@
-"""Actors with checkpoints, in simulated workers. The state of an actor is the list of the calls it has run, which can be compared.
+"""Actors with checkpoints, in simulated workers. An actor's state is the list of the calls it has run, which can be compared.
 
-A replay does not run the bodies of calls again; it appends their ids to the list. (Tasks and calls that a body submits are new in a real
-replay, too.) Large values that must be reported again are copies of the first run's.
+A replay appends the ids of calls to the list without running their bodies. (Tasks and calls that a body submits are new in a real replay,
+too.) Large values that must be reported again are copies of the first run's.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class LoggedActors:
         self.process = process
         self.worker = worker
         self.states: dict[bytes, list[bytes]] = {}
-        """The calls that each actor has run, in order, over all its lives."""
+        """The calls that each actor has run, in order, over all lives."""
 
     def made(self, item: Item, room: Any) -> Running:
-        """Create an actor, or restore it from its log. ``room`` yields until there is room for a large value."""
+        """Create an actor, or restore it from its log. ``room`` yields until a large value has room."""
         options = item.row[4] if len(item.row) > 4 else None
         every, unlogged = option(options, "checkpoint_every"), option(options, "unlogged", False)
         if every is None:
@@ -112,11 +112,11 @@ class LoggedActors:
             state.append(item.row[0])
 
     def remember(self, call_id: bytes, values: list[tuple[Value, Any]]) -> None:
-        """Store what a call returned, with the sizes of values in the arena."""
+        """Store the values of a call, with their sizes in the arena."""
         self.process.world.calls.values[call_id] = [(value, place[1] if place is not None else 0) for value, place in values]
 
     def may_begin(self) -> bool:
-        """Take the checkpoints that are due between two calls. Return False if one must wait until values are recorded."""
+        """Take checkpoints due between two calls. Return False if one must wait until values are recorded."""
         mailbox = self.worker.mailbox
         for actor_id, log in mailbox.logs.items():
             if log.due and actor_id in mailbox.actors:

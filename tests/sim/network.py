@@ -1,7 +1,7 @@
 """The network of a simulated node. It loses, delays, duplicates and reorders frames; the links repair that.
 
-A frame is bytes, encoded and decoded by the production codec, so that no two processes share an object. Frames of a dead process may
-still arrive; frames to a dead process do not. Between nodes there are connections, which deliver in order or end.
+A frame is bytes, encoded and decoded by the production codec, so that processes share no object. Frames of a dead process may still arrive;
+frames to one do not.
 """
 
 from __future__ import annotations
@@ -18,30 +18,29 @@ from zfabric.protocol.messages import Envelope
 
 
 class NodeFaults(NamedTuple):
-    """What goes wrong with whole nodes and between them. Numbers are per world."""
+    """What goes wrong with nodes and between them. Numbers are per world."""
 
     kills: int = 0
-    """Nodes other than the first that are killed with all their processes."""
+    """Nodes other than the first, killed with all their processes."""
     late_kills: int = 0
     """The same, once programs have been running for a while."""
     restarts: int = 0
-    """Number of times that the daemon of a node is killed, and restarted by its supervisor."""
+    """How often a node's daemon is killed, and restarted by its supervisor."""
     stops: int = 0
-    """Number of times that all processes of a node stop for a while, for less or for more than its lease."""
+    """How often all processes of a node stop for less or for more than its lease."""
     cuts: int = 0
-    """Number of times that links between nodes are cut: of one pair or of a whole node, in one direction or in both."""
+    """How often links between nodes are cut: of one pair or of a whole node, in one direction or in both, once or repeatedly."""
     clogs: int = 0
-    """Number of times that all frames of a node to others are held back for a while, and then arrive at once."""
+    """How often all frames of a node to others are held back for a while, perhaps until after it was declared dead, to arrive at once."""
     delays: int = 0
-    """Pairs of nodes whose frames take long."""
+    """Pairs of nodes whose frames take long, differently in each direction."""
     agent_kills: int = 0
-    """Number of times that a transfer agent is killed."""
     agent_stops: int = 0
-    """Number of times that a transfer agent stops for a while."""
+    """How often a transfer agent stops for a while."""
     drains: int = 0
-    """Nodes other than the first and the driver's that are drained."""
+    """Drained nodes, other than the first and the driver's."""
     clocks: bool = False
-    """Whether each node has a clock of its own, with an offset, and faster or slower by up to 1 %."""
+    """Whether each node has a clock of its own, with an offset, up to 1 % faster or slower."""
     late_joins: bool = False
     """Whether nodes join while the program runs."""
     window: float = 0.0
@@ -49,7 +48,7 @@ class NodeFaults(NamedTuple):
 
     @property
     def deaths(self) -> int:
-        """How often a node may die: it is killed, or has no lease any more."""
+        """How often a node may be killed or lose its lease."""
         return self.kills + self.late_kills + self.stops + self.cuts + self.clogs
 
 
@@ -59,7 +58,7 @@ class Faults(NamedTuple):
     loss: float = 0.0
     duplication: float = 0.0
     late: float = 0.0
-    """Chance that a frame takes up to a hundred times as long as others, so that they overtake it."""
+    """Chance that a frame takes up to a hundred times as long, so that others overtake it."""
     delay: float = 0.0002
     """Mean time that a frame takes."""
     jitter: bool = True
@@ -68,19 +67,18 @@ class Faults(NamedTuple):
     daemon_crashes: int = 0
     driver_crash: bool = False
     stalls: int = 0
-    """Number of times that a process stops for a while."""
+    """How often a process stops for a while."""
     pressure: int = 0
-    """Number of times that the node is short of memory."""
+    """How often the node is short of memory."""
     window: float = 0.4
-    """Seconds during which processes crash or stall and links lose frames. There are no such faults after it."""
+    """Seconds after which processes no longer crash or stall, and links lose no frames."""
     slow_commits: bool = False
-    """Whether commits take time, as with ``durability="power"``; a crash then loses those that are under way."""
+    """Whether commits take time, as with ``durability="power"``; a crash loses those under way."""
     full_disk: int = 0
-    """Number of times that the disk is full for a while."""
+    """How often the disk is full for a while."""
     start_failures: int = 0
-    """Number of workers that die before they register."""
+    """Workers that die before they register."""
     nodes: NodeFaults = NodeFaults()
-    """In a world of several nodes."""
 
     @property
     def daemons_die(self) -> bool:
@@ -124,11 +122,11 @@ class Network:
         self.cuts: set[tuple[bytes, bytes]] = set()
         """Pairs (source, target) whose frames are lost."""
         self.clogged: dict[tuple[bytes, bytes], list[Callable[[], None]]] = {}
-        """Arrivals of frames that are held back, by pair (source, target)."""
+        """Arrivals of held-back frames, by pair (source, target)."""
         self.slow: dict[tuple[bytes, bytes], float] = {}
-        """Seconds that frames of a pair (source, target) take in addition."""
+        """Additional seconds that frames of a pair (source, target) take."""
         self.cut: Counter[str] = Counter()
-        """How often a message was too large for one frame, by the message's name."""
+        """How often messages were too large for one frame, by name."""
         self._loss = random.Random(seed + "/loss")
         self._delay = random.Random(seed + "/delay")
         self._receivers: dict[bytes, Callable[[bytes, bytes], None]] = {}
@@ -140,15 +138,15 @@ class Network:
         """Connections between nodes that have ended."""
 
     def attach(self, incarnation: bytes, receive: Callable[[bytes, bytes], None]) -> None:
-        """Have ``receive(sender, frame)`` called for each frame that arrives for ``incarnation``."""
+        """Have ``receive(sender, frame)`` called for each frame to ``incarnation``."""
         self._receivers[incarnation] = receive
 
     def detach(self, incarnation: bytes) -> None:
-        """Lose all frames to an incarnation from now on: its process is dead."""
+        """Lose all further frames to a dead process."""
         self._receivers.pop(incarnation, None)
 
     def send(self, source: bytes, target: bytes, frame: bytes) -> None:
-        """Deliver a frame later, subject to faults. Fail the world if the receiver would refuse the frame's size."""
+        """Deliver a frame later, subject to faults. Fail the world if it is larger than receivers accept."""
         self.stack += 1
         if len(frame) > self._frame_bytes_max:
             self._fail(f"a frame of {len(frame)} bytes, where {self._frame_bytes_max} are accepted")
@@ -171,7 +169,6 @@ class Network:
             self._after(self._duration(source, target), lambda: self._arrive(source, target, frame))
 
     def _duration(self, source: bytes, target: bytes) -> float:
-        """How long a frame takes."""
         faults = self.faults
         delay = faults.delay
         if faults.jitter:
@@ -196,23 +193,23 @@ class Network:
     # -- connections between nodes --
 
     def listen(self, node: bytes, receive: Callable[[NodeConnection, bytes, bytes], None]) -> None:
-        """Have ``receive(connection, sender, frame)`` called for each frame that arrives for a node."""
+        """Have ``receive(connection, sender, frame)`` called for each frame to a node."""
         self._listeners[node] = receive
 
     def leave(self, node: bytes) -> None:
-        """End all connections of a node: its daemon is dead. What it has sent may still arrive."""
+        """End all connections of a dead daemon. What it sent may still arrive."""
         self._listeners.pop(node, None)
         for connection in self._connections.values():
             if node in (connection.dialler, connection.acceptor):
                 self.end(connection)
 
     def dial(self, dialler: bytes, acceptor: bytes, ended: Callable[[NodeConnection], None]) -> NodeConnection:
-        """Make a connection. Frames that are left on the one before may still arrive."""
+        """Make a connection. Frames left on the one before may still arrive."""
         connection = self._connections[dialler, acceptor] = NodeConnection(dialler, acceptor, ended)
         return connection
 
     def write(self, connection: NodeConnection, source: bytes, frame: bytes) -> None:
-        """Deliver a frame later, after those before it, or end the connection."""
+        """Deliver a frame behind earlier ones, or end the connection."""
         self.stack += 1
         target = connection.acceptor if source == connection.dialler else connection.dialler
         if connection.over:
@@ -242,7 +239,7 @@ class Network:
         self.end(connection)
 
     def end(self, connection: NodeConnection) -> None:
-        """End a connection. The node that has dialled it notices that later."""
+        """End a connection. The node that dialled it notices later."""
         if not connection.over:
             connection.over = True
             self.ended += 1
@@ -266,7 +263,7 @@ class SimTransport:
         return link
 
     def send(self, incarnation: bytes, envelopes: list[Envelope], now: float) -> None:
-        """Send these envelopes to one peer, in as few frames as possible."""
+        """Send envelopes to a peer, in as few frames as possible."""
         link = self.link(incarnation)
         frames = link.pack(envelopes, now, self.config.frame_bytes_max)
         if len(frames) > 1:
@@ -276,7 +273,7 @@ class SimTransport:
             self.network.send(self.incarnation, incarnation, frame)
 
     def accept(self, sender: bytes, frame: bytes, now: float) -> list[Envelope]:
-        """Pass a frame through its link. Return the envelopes that may be delivered now."""
+        """Pass a frame through its link. Return the envelopes to deliver now."""
         sequence, acknowledged, body = decode(frame)
         ready = self.link(sender).receive(sequence, acknowledged, body, now)
         return [envelope for batch in ready for envelope in batch]
@@ -288,12 +285,12 @@ class SimTransport:
                 self.network.send(self.incarnation, incarnation, encode_body(sequence, link.received, body))
 
     def next_deadline(self) -> float | None:
-        """Return when ``tick`` must be called next, if at all."""
+        """When ``tick`` is due next, if at all."""
         return min((due for link in self.peers.values() if (due := link.next_deadline()) is not None), default=None)
 
     @property
     def settled(self) -> bool:
-        """Whether every frame sent was acknowledged."""
+        """Whether every frame was acknowledged."""
         return not self.unsettled
 
     @property
@@ -302,6 +299,6 @@ class SimTransport:
         return {incarnation for incarnation, link in self.peers.items() if link.unacknowledged()}
 
     def forget(self, incarnation: bytes) -> list[Envelope]:
-        """Drop the link to a dead peer. Return the envelopes that it had not acknowledged."""
+        """Drop the link to a dead peer. Return its unacknowledged envelopes."""
         link = self.peers.pop(incarnation, None)
         return link.unacknowledged() if link is not None else []

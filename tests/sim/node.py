@@ -1,7 +1,7 @@
-"""A simulated node: memory, disk and a supervisor, which outlive daemons, and the current daemon.
+"""A simulated node.
 
-The daemon hosts the machines of the real one in the same ``zfabric.shell``. Each message that a machine sends passes the codec,
-so that machines share no object. The daemon may die between any two effects.
+The daemon hosts the machines of the real one in the same ``zfabric.shell``. Each message that a machine sends passes the codec, so that
+machines share no object. The daemon may die between any two effects.
 """
 
 from __future__ import annotations
@@ -39,28 +39,26 @@ FRAMES_PER_TURN = 8
 
 
 def node_identifier(number: int) -> bytes:
-    """Return the id of a cluster's node by its number."""
+    """The id of a node by its number."""
     return bytes((2,)) + number.to_bytes(3, "big") + bytes(4)
 
 
 class Node:
-    """One node: the parts that outlive its daemons, and the current daemon."""
+    """Memory, disk and a supervisor, which outlive daemons, and the current daemon."""
 
     def __init__(self, world: Surroundings, seed: str, cpus: int, pieces: int, number: int = 0, more: Demand = ()) -> None:
         self.world = world
         self.seed = seed
         self.resources = (("CPU", cpus * RESOURCE_UNIT), (MEMORY, NODE_MEMORY), *more)
         self.number = number
-        """Its number in the cluster, from 1; 0 where there is no cluster."""
+        """The node's number in the cluster, from 1; 0 without a cluster."""
         self.joined_as = 0
-        """The number that the registry gave it, which outlives its daemons; 0 before."""
+        """The number that the registry gave it; 0 before."""
         self.node_table: m.NodeTable | None = None
-        """The last node table, which outlives its daemons."""
         self.lease_until = 0.0
-        """When its lease ends, on its own clock; this outlives its daemons, too."""
+        """When its lease ends, on its own clock."""
         self.identifier = node_identifier(number) if number else b"thisnode"
         self.arena = SimArena(world.fail, pieces)
-        """Memory and spilled files."""
         slow = world.faults.slow_commits
         self.journal = MemoryJournal(slow)
         """The tables of the control store, on a simulated disk."""
@@ -69,22 +67,18 @@ class Node:
         self._workers = 0
         self._clock = world.node_clock(number) if number else None
         self.dead = False
-        """Whether all its processes have ended, its supervisor included."""
         self.doomed = False
         """Whether the node dies with its daemon."""
         self.excused = False
-        """Whether something happened to it that may cost it its lease."""
+        """Whether something happened to it that may cost its lease."""
         self.stopped_until = 0.0
-        """When all its processes go on, on the world's clock."""
         self.frozen = False
-        """Whether its workers are stopped, since it has no lease."""
         self.resuming = False
-        """Whether it has gone on after a stop, and its daemon has had no turn since."""
+        """Whether its daemon has had no turn since it went on after a stop."""
         self.restarts = 0
         self.agent: LinkedAgent | None = None
         """The transfer agent, once the daemon has requested one."""
         self.sent: Counter[bytes] = Counter()
-        """Bytes of each value that agents of this node have sent."""
         self.daemon = SimDaemon(self, f"{seed}/daemon0", 0)
         world.note("daemon 0 starts")
 
@@ -101,7 +95,7 @@ class Node:
 
     @property
     def published(self) -> bytes:
-        """The incarnation of the daemon that the session file names."""
+        """The incarnation of the daemon in the session file."""
         return self.daemon.incarnation
 
     @property
@@ -110,11 +104,11 @@ class Node:
         return self.daemon.alive
 
     def clock(self) -> Clock:
-        """The clock of a new process of this node."""
+        """The clock of a new process."""
         return self._clock or self.world.clock()
 
     def owner(self, object_id: bytes, offset: int, size: int) -> str:
-        """Whose the room of an object is: see ``NodeView``. While there is no daemon, nobody's changes."""
+        """Return the owner, as in ``NodeView``. While there is no daemon, no room changes its owner."""
         store = self.daemon.store
         if not self.up or store._claims is not None:
             return "grant"
@@ -124,7 +118,7 @@ class Node:
         return "grant" if grant is not None and grant.open.around(offset - HEADER_BYTES, footprint(size)) is not None else ""
 
     def end(self, reason: str) -> None:
-        """Kill all processes of the node at once, its supervisor and its driver included. It never comes back."""
+        """Kill all processes of the node for good, its supervisor and its driver included."""
         if self.dead:
             return
         self.world.note(f"node {self.number} ends: {reason}")
@@ -138,7 +132,7 @@ class Node:
             process.die("its node has ended")
 
     def lost_lease(self, reason: str) -> None:
-        """End the node, since the registry or its own member says so. Fail the world if nothing had happened to it."""
+        """End the node because the registry or its own member says so. Fail the world if nothing had happened to it."""
         leaves = reason == e.DRAINED and self.world.config.node_idle_seconds
         self.world.states["node left"] += bool(leaves)
         if not (self.excused or self.world.faults.loss or leaves):
@@ -155,7 +149,7 @@ class Node:
             self.go_on()
 
     def go_on(self) -> None:
-        """Let all processes of the node run, if they are stopped."""
+        """Let the stopped processes run."""
         if self.stopped_until and not self.dead:
             self.stopped_until = 0.0
             self.resuming = True
@@ -168,7 +162,7 @@ class Node:
 
     @property
     def acts(self) -> bool:
-        """Whether its workers run: not while they, or all its processes, are stopped."""
+        """Whether its workers run."""
         return not (self.frozen or self.stopped_until)
 
     def freeze(self, frozen: bool) -> None:
@@ -179,7 +173,7 @@ class Node:
             worker.wake()
 
     def restart(self) -> SimDaemon:
-        """Start the next daemon and return it."""
+        """Start and return the next daemon."""
         if self.daemon.alive:
             raise InvariantViolation("two incarnations of the daemon act at the same time")
         self.restarts += 1
@@ -190,7 +184,7 @@ class Node:
         return self.daemon
 
     def kill_daemon(self) -> None:
-        """Kill the daemon if it lives; the supervisor will start the next one."""
+        """Kill a living daemon; the supervisor starts the next."""
         if self.daemon.alive:
             self.world.note("the daemon dies")
             self.collect_states()
@@ -205,7 +199,7 @@ class Node:
                 self.world.states[name] += int(count)
 
     def make_worker(self, token: bytes, job: bytes, pid: int) -> WorkerProcess:
-        """Make the worker process that the supervisor has forked."""
+        """Make the forked worker process."""
         self._workers += 1
         name = f"worker{self._workers}" if self.number < 2 else f"worker{self.number}.{self._workers}"
         worker = self.workers[token] = WorkerProcess(self.world, self, token, job, pid, name)
@@ -216,7 +210,7 @@ class Node:
         self.world.delivered(agent.machine.address, source, message)
 
     def process_died(self, process: ProcessView) -> None:
-        """Record the death of a process of this node."""
+        """Record a process's death."""
         self.world.states[f"{process.kind} died"] += 1
         self.workers.pop(process.incarnation, None)
         for frame in process.stack:
@@ -225,7 +219,7 @@ class Node:
 
 
 class SimSupervisor:
-    """The parent of all workers: it starts them, kills them, reports their deaths, and restarts the daemon."""
+    """The parent of all workers: it starts and kills them, reports deaths, and restarts the daemon."""
 
     def __init__(self, node: Node, seed: str) -> None:
         self.node = node
@@ -233,13 +227,13 @@ class SimSupervisor:
         self.workers: dict[int, Process] = {}
         self.watched: set[int] = set()
         self._slots: dict[int, tuple[m.Row, ...]] = {}
-        """Rows in the slots of dead workers that no daemon has read yet, by pid."""
+        """Rows in dead workers' slots that no daemon has read yet, by pid."""
         self.start_failures = world.faults.start_failures
         self._next_pid = 1000 + 1_000_000 * node.number
         self._random = random.Random(seed)
 
     def pid(self) -> int:
-        """Return a pid that no process had before."""
+        """A pid that no process had before."""
         self._next_pid += 1
         return self._next_pid
 
@@ -267,7 +261,7 @@ class SimSupervisor:
             self.world.after(0.0005 * self._random.random(), lambda: worker.die("killed"))
 
     def start_agent(self) -> None:
-        """Start the transfer agent of the current daemon within some milliseconds."""
+        """Start the daemon's transfer agent within some milliseconds."""
         daemon = self.node.daemon
 
         def start() -> None:
@@ -292,7 +286,7 @@ class SimSupervisor:
             self.node.agent = None
 
     def executing(self, pid: int) -> bytes:
-        """Return the task that a worker's slot names."""
+        """The task that a worker's slot names."""
         worker = self.workers.get(pid)
         return worker.executing if worker is not None else b""
 
@@ -313,7 +307,7 @@ class SimSupervisor:
             self.notify(m.ProcessDied(process.pid, 0, 0, 0, ""))
 
     def notify(self, message: m.Message) -> None:
-        """Send a message to the current daemon. It is lost if that daemon dies first."""
+        """Send a message to the current daemon, unless it dies first."""
         daemon = self.node.daemon
 
         def arrive() -> None:
@@ -339,14 +333,14 @@ class SimSupervisor:
 
 
 class ObservedMachine(WrappedMachine):
-    """Wraps a machine of a daemon: observers see each message, and the daemon may crash between two effects."""
+    """A daemon's machine whose messages are observed, and whose daemon may crash between two effects."""
 
     def __init__(self, daemon: SimDaemon, machine: Machine) -> None:
         super().__init__(machine)
         self._daemon = daemon
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
-        """Pass one message to the machine, observed."""
+        """Pass one message on, observed."""
         world = self._daemon.world
         world.delivered(self.address, source, message)
         if type(message) not in self.handlers:
@@ -363,7 +357,7 @@ class ObservedMachine(WrappedMachine):
             world.invariants.not_accepted(late)
 
     def take_effects(self, now: float) -> Iterator[e.Effect]:
-        """Yield the machine's effects. The daemon may crash before each."""
+        """Yield effects; the daemon may crash before each."""
         daemon = self._daemon
         for effect in self.machine.take_effects(now):
             daemon.crash_point()
@@ -406,7 +400,6 @@ class SimDaemon:
         for role, machine in self.core.machines.items():
             self.core.machines[role] = ObservedMachine(self, machine)
         self.node_transport = SimNodeTransport(world.network, node.identifier, incarnation, daemons, self.clock, self.wake)
-        """Links to the daemons of other nodes."""
         world.network.attach(incarnation, self._receive)
         world.network.listen(node.identifier, self._receive_from_node)
         if daemons:
@@ -440,7 +433,7 @@ class SimDaemon:
         self.wake()
 
     def wake(self, at: float | None = None) -> None:
-        """Schedule a turn at a time on the daemon's clock, by default as soon as possible."""
+        """Schedule a turn at a time on the daemon's clock, by default at once."""
         at = max(self.now + LOOP_DELAY, at or 0.0)
         if at < self._awake_at:
             self._awake_at = at
@@ -473,7 +466,7 @@ class SimDaemon:
 
     @property
     def settled(self) -> bool:
-        """Whether it has nothing to do, and all that it sent was acknowledged."""
+        """Whether it has nothing to do, and all that it sent is acknowledged."""
         dead = {node.identifier for node in self.world.nodes if node.dead and node.identifier not in self.scheduler.tables.nodes}
         settled = self.transport.settled and self.node_transport.unsettled <= dead
         return self.alive and self.idle and not self.scheduler.tables.recovering and settled
@@ -531,7 +524,7 @@ class SimDaemon:
             self.core.receive(now, sender, to, role, message)
 
     def _send_ahead(self, receiver: bytes, envelopes: list[Envelope]) -> None:
-        """Send a message in the middle of a turn. The daemon may crash before and after it."""
+        """Send a message in the middle of a turn; the daemon may crash before and after."""
         self.crash_point()
         envelopes = decode_messages(encode_messages(envelopes))
         ((to, _, message),) = envelopes
@@ -545,7 +538,7 @@ class SimDaemon:
         self.crash_point()
 
     def crash_point(self) -> None:
-        """Crash here, if this is the effect that was chosen."""
+        """Crash here, if this effect was chosen."""
         if self.effects_left is not None:
             self.effects_left -= 1
             if self.effects_left < 0:
@@ -597,7 +590,7 @@ class SimDaemon:
             self.wake()
 
     def die(self) -> None:
-        """Die. All that was neither sent nor committed is lost."""
+        """Die, and lose what was neither sent nor committed."""
         self.alive = False
         self.storage.stop()
         self.world.network.detach(self.incarnation)
@@ -623,10 +616,10 @@ class Overview(Surroundings, Protocol):
         """Living workers of all nodes, by incarnation."""
 
     def task_record(self, task_id: bytes) -> TaskRecord | None:
-        """The record of a task at its home."""
+        """A task's record at its home."""
 
     def processes(self) -> list[Process]:
         """All living processes but daemons."""
 
     def who(self, incarnation: bytes) -> str:
-        """Return a process's readable name."""
+        """A process's readable name."""

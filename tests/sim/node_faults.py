@@ -1,7 +1,7 @@
 """What goes wrong between the nodes of a world, and with whole nodes.
 
-Each kind of fault has a generator of its own. A fault begins at a moment of the window, or right after some task was delegated:
-programs are short, and most moments of a window are idle ones. All faults end with the window, except death.
+Each kind of fault has a generator of its own. A fault begins at a moment of the window or, since programs are short and most of these
+moments idle, right after some task was delegated. All faults end with the window, except death.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CLOCKS_APART = 1e6
 RATES_APART = 0.01
 """Largest difference between the rate of a node's clock and the right one."""
 HEAD_STOPS = 1.5
-"""The longest stop of the head as a share of the lease: no other node may end for it. It is stopped once."""
+"""The longest stop of the head, as a share of the lease, since no other node may end for it. The head is stopped once."""
 PULLS_MOST = 5
 """A fault of an agent waits for one of so many pulls."""
 DELEGATED_MOST = 6
@@ -33,7 +33,7 @@ Action = Callable[["Node"], None]
 
 
 def choose_node_faults(seed: int) -> NodeFaults:
-    """Choose the faults of a seed: often one kind alone, or none."""
+    """Choose faults: often one kind alone, or none."""
 
     def chosen(kind: str, *counts: int) -> int:
         return random.Random(f"{seed}/{kind}").choice(counts)
@@ -54,13 +54,13 @@ def choose_node_faults(seed: int) -> NodeFaults:
 
 
 def choose_restarts(seed: int) -> NodeFaults:
-    """Choose faults of a seed that only kill daemons, several times and soon after each other."""
+    """Choose faults that only kill daemons, several times and soon after each other."""
     rng = random.Random(f"{seed}/restarts alone")
     return NodeFaults(restarts=rng.choice((1, 2, 4, 8)), clocks=rng.random() < 0.5, window=rng.choice((1.0, 2.0, 6.0)))
 
 
 def slowed_down(program: Program, seed: int) -> Program:
-    """Add pauses to the root of a program and to some of its tasks, so that they still run when a node has been declared dead."""
+    """Add pauses to a program's root and some of its tasks, so that they still run when a node is declared dead."""
     rng = random.Random(f"{seed}/pauses")
     share = rng.choice((0.0, 0.2, 0.5))
     statements = [_longer(each, rng) if each[0] == "call" and not each[4] and rng.random() < share else each for each in program.statements]
@@ -70,7 +70,7 @@ def slowed_down(program: Program, seed: int) -> Program:
 
 
 def enlarged(program: Program, seed: int) -> Program:
-    """Make many small values of a program large, in every third world: they are copied from node to node."""
+    """In every third world, make many small values large, so that they are copied from node to node."""
     rng = random.Random(f"{seed}/large values")
     if rng.random() < 2 / 3:
         return program
@@ -92,7 +92,7 @@ def enlarged(program: Program, seed: int) -> Program:
 
 
 def spread_out(program: Program, seed: int) -> Program:
-    """Spread a share of a program's tasks over the nodes: what they call is then often on another one."""
+    """Spread some tasks over the nodes, so that what they call is often on another one."""
     rng = random.Random(f"{seed}/spread")
     share = rng.choice((0.0, 0.3, 0.8))
     return program._replace(statements=tuple(_spread(each, rng, share) for each in program.statements))
@@ -113,7 +113,7 @@ def _longer(call: tuple[Any, ...], rng: random.Random) -> tuple[Any, ...]:
 
 
 class ClusterFaults:
-    """Performs the faults of one world of several nodes."""
+    """Performs the faults of one world."""
 
     def __init__(self, world: Overview, faults: NodeFaults) -> None:
         self.world = world
@@ -126,15 +126,13 @@ class ClusterFaults:
         self._clogs = random.Random(f"{world.seed}/clogs")
         self._delays = random.Random(f"{world.seed}/slow links")
         self._waiting: list[tuple[int, Action]] = []
-        """Faults that begin when this number of ``Delegate`` has arrived, at the node that received it."""
+        """Faults that begin with this number of ``Delegate``, at the node that received it."""
         self._agents = random.Random(f"{world.seed}/agents that die or stop")
         self._pulling: list[tuple[int, Action]] = []
-        """Faults that begin when this number of ``Pull`` has arrived, at the node whose agent received it or at another one."""
+        """Faults that begin with this number of ``Pull``, at the node whose agent received it or at another one."""
         self._pulls = 0
-        """Number of ``Pull`` that have arrived."""
         self._head_stopped = False
         self._delegated = 0
-        """Number of ``Delegate`` that have arrived."""
 
     def plan(self) -> None:
         """Choose when each fault begins. (Worlds without any have no events for them.)"""
@@ -179,7 +177,7 @@ class ClusterFaults:
             action(node)
 
     def delegated(self, receiver: bytes) -> None:
-        """Begin what waits for this delegation."""
+        """Begin the faults that wait for this delegation."""
         self._delegated += 1
         due = [action for number, action in self._waiting if number == self._delegated]
         for node in self.world.nodes:
@@ -199,7 +197,7 @@ class ClusterFaults:
         self._pulling.append((rng.randrange(1, PULLS_MOST), begin))
 
     def pulling(self, agent: bytes) -> None:
-        """Begin what waits for this pull."""
+        """Begin the faults that wait for this pull."""
         self._pulls += 1
         due = [action for number, action in self._pulling if number == self._pulls]
         for node in self.world.living if due else ():
@@ -232,7 +230,7 @@ class ClusterFaults:
         self.world.after(0.02, lambda: node.end("it was killed"))
 
     def _restart(self, node: Node) -> None:
-        """Kill the daemon of this node or of another one between two of its next effects. Its processes live on."""
+        """Kill this or another node's daemon between two of its next effects. The node's processes live on."""
         node = self._restarts.choice((node, *self.world.living))
         daemon = node.daemon
         if daemon.alive and daemon.effects_left is None:
@@ -258,7 +256,6 @@ class ClusterFaults:
     # -- stops --
 
     def _stop(self, node: Node) -> None:
-        """Stop all processes of a node for a while, the head for a short one."""
         lease = self.world.config.node_lease
         head = node is self.world.nodes[0]
         if head and self._head_stopped:
@@ -274,7 +271,6 @@ class ClusterFaults:
     # -- links --
 
     def _cut(self, node: Node) -> None:
-        """Cut the links of a node: to one other or to all, in one direction or in both, once or again and again."""
         rng, network = self._cuts, self.world.network
         others = [each for each in self.world.nodes if each is not node]
         if not others:
@@ -304,7 +300,6 @@ class ClusterFaults:
             self.world.network.cuts.update(pairs)
 
     def _clog(self, node: Node) -> None:
-        """Hold back all frames of a node to others for a while: also what it sent before it was declared dead, until after that."""
         others = [each for each in self.world.nodes if each is not node]
         if node is self.world.nodes[0] or not others:
             return
@@ -317,7 +312,6 @@ class ClusterFaults:
             self.world.after(seconds, partial(self.world.network.unclog, node.identifier, other.identifier))
 
     def _slow(self, node: Node) -> None:
-        """Delay all frames between a node and another one, by a time of each direction."""
         rng = self._delays
         others = [each for each in self.world.nodes if each is not node]
         if not others:

@@ -1,7 +1,7 @@
-"""What the nodes of a world have of each other's: one home per task, one hop from there, and nothing for the dead.
+"""What nodes of a world have of each other's: one home per task, one hop from there, and nothing for the dead.
 
-- At any time a task is at home on one node. A node that has it from another one has it from its home.
-- In the calm, no node holds, pins, lends or retains anything for a node or a process that is dead; and each pin has something that pins.
+- At any time a task is at home on one node. A node that has a task from another one has it from the task's home.
+- In the calm, no node holds, pins, lends or retains anything for a dead node or process, and each pin has something that pins.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class NodeInvariants:
     # -- at any time --
 
     def after_turn(self, daemon: SimDaemon, members: set[bytes]) -> None:
-        """Check where the tasks of this node are at home. ``members`` are the nodes that no registry has declared dead."""
+        """Check where this node's tasks are at home. ``members`` are the nodes not declared dead."""
         node, tasks = daemon.node, daemon.scheduler.tables.tasks
         if node.identifier not in members:
             return
@@ -48,7 +48,7 @@ class NodeInvariants:
     # -- at rest --
 
     def calm(self) -> None:
-        """Fail if a node has anything for the dead, or pins that nothing needs."""
+        """Fail if a node has anything for the dead, or needless pins."""
         for node in self.world.living:
             for each in (*self.for_the_dead(node), *needless_pins(node)):
                 self.world.fail(each)
@@ -64,7 +64,7 @@ class NodeInvariants:
 
 
 def _for_the_dead(node: Node) -> Iterator[tuple[str, bytes]]:
-    """What a node has for processes and nodes that are not in its tables any more: (what, whom)."""
+    """(what, whom) a node has for processes and nodes no longer in its tables."""
     tables = node.daemon.scheduler.tables
     nodes = {*tables.nodes, node.identifier}
     processes = {*tables.processes, node.identifier, DETACHED}
@@ -88,7 +88,7 @@ def _for_the_dead(node: Node) -> Iterator[tuple[str, bytes]]:
 
 
 def _relations(node: Node, tables: Tables, nodes: set[bytes]) -> Iterator[tuple[str, bytes]]:
-    """The same of what nodes have with each other besides objects."""
+    """The same for what nodes have with each other besides objects."""
     scheduler = node.daemon.scheduler
     callers = scheduler.remote_callers
     found = [(f"task {short(each.id)}", each.submitter) for each in tables.tasks.values() if each.function.delegated]
@@ -108,7 +108,7 @@ def _relations(node: Node, tables: Tables, nodes: set[bytes]) -> Iterator[tuple[
 
 
 def needless_pins(node: Node) -> list[str]:
-    """List the objects that have more pins than there are rows, values and reports that name them."""
+    """List objects with more pins than rows, values and reports that name them."""
     scheduler = node.daemon.scheduler
     tables = scheduler.tables
     named: Counter[bytes] = Counter()

@@ -1,7 +1,7 @@
-"""Connections between the daemons of simulated nodes, and the links over them.
+"""Connections between the daemons of simulated nodes, and the links over them (``NodeLink``).
 
-A connection delivers what one side writes in order until it ends. It ends when a frame is lost or a daemon dies; everything under way is
-lost with it, and the side that dialled it notices some time later. The links are those of the real transport (``NodeLink``).
+A connection delivers what one side writes in order until a frame is lost or a daemon dies. Everything under way is then lost, and the side
+that dialled notices some time later.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from zfabric.protocol.messages import Envelope, Row
 
 FRAME_BYTES_MAX = 2**20
 REDIAL_SECONDS = 0.01
-"""Pause before a connection is dialled again. It doubles with each attempt."""
+"""Pause before a connection is dialled again, doubled by each attempt."""
 REDIAL_SECONDS_MAX = 0.6
 HARMLESS = frozenset({"no hello", "replayed", "former daemon"})
-"""Why frames are refused that a connection which has ended left behind."""
+"""Why frames are refused that an ended connection left behind."""
 
 
 class Now(Protocol):
@@ -30,7 +30,7 @@ class Now(Protocol):
 
 
 class LinkedNode:
-    """Another node: the link, the current connection, and when to dial the next one."""
+    """Another node: the link, the connection, and when to dial the next one."""
 
     def __init__(self, link: NodeLink, dials: bool, now: float) -> None:
         self.link = link
@@ -40,10 +40,9 @@ class LinkedNode:
 
 
 class SimNodeTransport:
-    """The links of one daemon incarnation to the daemons of other nodes. Of a pair, the node with the higher id dials.
+    """The links of one daemon incarnation to other nodes' daemons. Of a pair, the node with the higher id dials.
 
-    A node that the registry has declared dead is still dialled and answered here, so that machines see what arrives late. The real
-    transport refuses its key.
+    A node declared dead is still dialled and answered here, so that machines see what arrives late. The real transport refuses its key.
     """
 
     def __init__(self, network: Network, node: bytes, daemon: bytes, daemons: int, clock: Now, wake: Callable[[], None]) -> None:
@@ -57,7 +56,7 @@ class SimNodeTransport:
         self._members: set[bytes] = set()
 
     def connect(self, rows: tuple[Row, ...], now: float) -> None:
-        """Take in the rows of a ``NodeTable``: dial the nodes that are new."""
+        """Dial the nodes of a ``NodeTable`` that are new."""
         self._members = {row[0] for row in rows}
         for row in rows:
             if row[0] != self.node:
@@ -71,7 +70,7 @@ class SimNodeTransport:
         return peer
 
     def send(self, node: bytes, envelopes: list[Envelope], now: float) -> None:
-        """Send messages to a node, in order. They wait for a connection."""
+        """Send messages to a node, in order, once there is a connection."""
         peer = self._peer(node, now)
         self._write(peer, peer.link.send(envelopes, now))
 
@@ -81,7 +80,7 @@ class SimNodeTransport:
                 self.network.write(peer.connection, self.node, frame)
 
     def accept(self, connection: NodeConnection, sender: bytes, frame: bytes, now: float) -> list[Envelope]:
-        """Process a frame that has arrived; return the messages in it."""
+        """Process a frame; return its messages."""
         peer = self._peer(sender, now)
         link = peer.link
         current = connection is peer.connection
@@ -104,7 +103,7 @@ class SimNodeTransport:
         return envelopes
 
     def ended(self, connection: NodeConnection) -> None:
-        """Note that a connection which this node has dialled has ended."""
+        """Note the end of a connection that this node dialled."""
         peer = self.peers[connection.acceptor]
         if peer.connection is connection:
             peer.link.disconnected()
@@ -125,13 +124,13 @@ class SimNodeTransport:
                 self._write(peer, peer.link.outgoing(now))
 
     def next_deadline(self) -> float | None:
-        """When ``tick`` must be called next, if at all."""
+        """When ``tick`` is due next, if at all."""
         dials = [peer.dial_at for peer in self.peers.values() if peer.dial_at is not None]
         links = [due for peer in self.peers.values() if (due := peer.link.next_deadline()) is not None]
         return min(dials + links, default=None)
 
     def unreachable(self) -> tuple[bytes, ...]:
-        """The nodes that this one dials, and with which there is no open connection."""
+        """Nodes that this one dials, without an open connection."""
         return tuple(node for node, peer in self.peers.items() if node in self._members and self.node > node and not peer.link.open)
 
     @property

@@ -14,7 +14,7 @@ from zfabric.protocol.ids import short
 from zfabric.protocol.machine import InvariantViolation
 
 LENGTH = 12
-"""Changes that the story of an object has."""
+"""Changes that an object's story retains."""
 
 
 class ObjectStories:
@@ -25,7 +25,7 @@ class ObjectStories:
         self._stories: dict[AnyObject, deque[str]] = {}
 
     def changed(self, record: AnyObject, method: str, before: ObjectPlace) -> None:
-        """Note what a method has done. Raise InvariantViolation if it must not do that, or if something else has changed the place."""
+        """Record a method's change. Raise InvariantViolation if it is not allowed, or if something else changed the place before."""
         born = before if before is ObjectPlace.ASKED else ObjectPlace.NOWHERE  # The home of an object may be searched from the beginning.
         known = self._places.get(record, born)
         if known != before:
@@ -33,7 +33,7 @@ class ObjectStories:
         self._note(record, method, before, record.place, CHANGES[method].get(before, set()))
 
     def joined(self, record: AnyObject, other: AnyObject) -> None:
-        """Note that a record has taken over from another one of its object."""
+        """Record that a record has taken over from another one of its object."""
         self._places.update(((record, record.place), (other, other.place)))
         self._story(record).append(f"join: {record.place.value}")
 

@@ -1,6 +1,6 @@
-"""Programs whose tasks return refs to what they have submitted and end before it does: what other nodes need when a node dies.
+"""Programs whose tasks return refs to what they have submitted, and end before it does: what other nodes need when a node dies.
 
-Every value is certain, unless it was put, or needs what was put, by a task: that is lost with its node.
+Every value is certain, unless a task put it, or put what it needs: that is lost with its node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from zfabric.protocol.options import NODE_ID
 
 
 class _Ref(NamedTuple):
-    """The model of an object: its number, the refs inside, and whether it is lost with its node."""
+    """The model of an object: its number, the refs inside, and whether its node's death loses it."""
 
     number: int
     inside: tuple[_Ref, ...] = ()
@@ -22,7 +22,7 @@ class _Ref(NamedTuple):
 
 
 class OutlivingAuthor:
-    """Writes one such program, for a cluster of ``nodes``."""
+    """Writes one program, for ``nodes`` nodes."""
 
     def __init__(self, seed: str, nodes: int) -> None:
         self.random = random.Random(seed)
@@ -34,7 +34,7 @@ class OutlivingAuthor:
         self.tasks_max = self.random.choice((8, 16, 30))
 
     def write(self) -> Program:
-        """Write the root: some parents, their refs taken out, readers of these, and at last all values, with pauses between."""
+        """Write parents, their refs taken out, readers of these, and at last all values, with pauses between."""
         rng = self.random
         statements: list[Any] = []
         slots: dict[int, _Ref] = {}
@@ -90,7 +90,7 @@ class OutlivingAuthor:
         return (("strategy", (("soft", NODE_ID, "in", (node_identifier(number).hex(),)),)),)
 
     def _call(self, statements: list[Any], slot: int, siblings: dict[int, _Ref], depth: int) -> _Ref:
-        """Write a call that may need earlier ones. Return the model of its value."""
+        """Write a call that may need earlier ones. Return its value's model."""
         rng = self.random
         self.tasks += 1
         needs = tuple(rng.choice(list(siblings)) for _ in range(rng.choice((0, 0, 1, 2)))) if siblings else ()
@@ -125,7 +125,7 @@ class OutlivingAuthor:
         return self.random.choice((0, 0, 200_000, 700_000)) if self.large else 0
 
     def _reader(self, statements: list[Any], slot: int, known: dict[int, _Ref]) -> _Ref:
-        """Write a call that needs some objects as arguments, and gets others itself after a while."""
+        """Write a call that needs some objects as arguments, and after a while gets others itself."""
         rng = self.random
         self.tasks += 1
         chosen = rng.sample(list(known), min(len(known), rng.randrange(4)))

@@ -1,8 +1,8 @@
 """Processes of a simulated node: the client machine of every driver and worker, in a minimal shell.
 
-This shell does what ``zfabric.runtime.client`` and ``zfabric.runtime.worker`` do, without threads. User code is a generator that
-yields when it computes or waits. Frames that arrive while it computes remain unread until it waits, except those to the control
-address. A process may die between any two frames that it sends.
+This shell does what ``zfabric.runtime.client`` and ``zfabric.runtime.worker`` do, without threads. User code is a generator that yields
+when it computes or waits. While it computes, only frames to the control address are read. A process may die between any two frames that it
+sends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.shell.process import Outgoing, batches, client_sends, client_takes, peers_first
 
 DELIVER_EVERY = 1.0
-"""Seconds after which frames are received even while user code computes."""
+"""Seconds after which frames are received even during a computation."""
 
 
 class Process:
@@ -66,13 +66,13 @@ class Process:
     # -- start and end --
 
     def start(self) -> None:
-        """Connect to the daemon that the session file names."""
+        """Connect to the published daemon."""
         if self.alive:
             self.join(self.node.published)
             self.wake()
 
     def die(self, why: str) -> None:
-        """Die. Whatever was not sent is lost."""
+        """Die, and lose what was not sent."""
         if not self.alive:
             return
         self.world.note(f"{self.name} dies: {why}")
@@ -109,15 +109,15 @@ class Process:
         self.transport.forget(self.daemon)
 
     def register(self) -> m.Register:
-        """Return this process's registration."""
+        """This process's registration."""
         return m.Register(m.PROTOCOL_VERSION, self.kind, self.pid, 1, self.machine.job, self.incarnation, self.control, "", "")
 
     def running(self) -> tuple[m.Message, ...]:
-        """Return the messages that a worker adds to its registration."""
+        """Messages that a worker adds to its registration."""
         return ()
 
     def unread(self) -> tuple[Row, ...]:
-        """Return the places that arrived with tasks which a worker has not begun."""
+        """Places that arrived with unbegun tasks."""
         return ()
 
     # -- messages --
@@ -139,7 +139,7 @@ class Process:
             self.transport.forget(self.machine.calls.gone.pop())
 
     def transmit(self, sends: list[Outgoing]) -> None:
-        """Send these messages, in one frame or a few to each receiver."""
+        """Send these messages, in one frame or a few per receiver."""
         frames = list(batches(sends, self.world.frame_rows))
         if len(frames) > 1 and any(type(message) in (m.SubmitDirect, m.Results) for _, envelopes in frames for _, _, message in envelopes):
             # Frames of two sockets arrive in any order, and some may be lost with the process. Those of one socket stay in order.
@@ -151,7 +151,7 @@ class Process:
             self.transport.send(incarnation, envelopes, self.now)
 
     def crash_point(self) -> None:
-        """Crash here, if this is the frame that was chosen."""
+        """Crash here, if this frame was chosen."""
         if self.effects_left is not None:
             self.effects_left -= 1
             if self.effects_left < 0:
@@ -167,15 +167,15 @@ class Process:
                     self.deliver(sender, to, role + sender, message)
 
     def is_daemon(self, sender: bytes) -> bool:
-        """Whether the sender is the daemon that this process has joined, or the one that the session names."""
+        """Whether the sender is the daemon that this process has joined or that the session names."""
         return sender in (self.daemon, self.node.published)
 
     def admits(self, sender: bytes) -> bool:
-        """Whether this process accepts frames of a sender: here, of actors that it has called."""
+        """Whether this process accepts a sender's frames: only those of called actors."""
         return sender in self.transport.peers
 
     def deliver(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
-        """Deliver one message, from the daemon or another process."""
+        """Deliver one message."""
         self.world.delivered(to + self.incarnation, source, message)
         if self.is_daemon(sender):
             self.deliver_from_daemon(sender, to, source, message)
@@ -185,7 +185,7 @@ class Process:
             self.world.refused_by(self.name, sender, message)
 
     def deliver_from_daemon(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
-        """Pass a message of the daemon to its machine."""
+        """Pass a message to its machine."""
         if type(message) is m.RegisterAgain:
             if sender != self.daemon:
                 self.join(sender)
@@ -200,11 +200,11 @@ class Process:
                 self.world.wait_graph.warning_received(self, message.text)
 
     def takes(self, sender: bytes, message: m.Message) -> bool:
-        """Whether this process accepts a message of another one."""
+        """Whether this process accepts another one's message."""
         return client_takes(self.machine, sender, message)
 
     def deliver_from_peer(self, source: Address, message: m.Message) -> None:
-        """Pass a message of another process to its machine."""
+        """Pass a message to its machine."""
         if type(message) is m.Returned:
             self.world.calls.outcomes_received(message.rows)
         self.machine.step(self.now, source, message)
@@ -217,7 +217,7 @@ class Process:
         return self.clock.now
 
     def wake(self, at: float | None = None) -> None:
-        """Schedule a turn at a time on this process's clock, by default as soon as possible."""
+        """Schedule a turn at a time on this process's clock, by default at once."""
         at = max(self.now, self.stalled_until, at or 0.0)
         if at < self._awake_at:
             self._awake_at = at
@@ -270,7 +270,7 @@ class Process:
             self.wake(min(deadlines))
 
     def send_late(self) -> None:
-        """Do what the flusher thread does while user code computes: send messages, and return unused room now and then."""
+        """Do what the flusher thread does during a computation: send messages, and return unused room now and then."""
         if self.now >= self._upkeep_at:
             self._upkeep_at = self.now + DELIVER_EVERY
             self.machine.reservations.rest()
@@ -290,11 +290,11 @@ class Process:
     # -- running user code --
 
     def next_item(self) -> StackFrame | None:
-        """Return the next body to run, if the stack is empty."""
+        """The next body to run, if the stack is empty."""
         return None
 
     def inline_item(self) -> StackFrame | None:
-        """Return the next body to run on top of one that waits."""
+        """The next body to run on top of one that waits."""
         return None
 
     def advance(self) -> None:
@@ -470,7 +470,7 @@ class Process:
         return identifier
 
     def add_argument(self, offset: int, value: bytes, size: int) -> bytes:
-        """Write a value at ``offset`` that a call is about to take; return its id."""
+        """Write a value at ``offset`` that a call will take; return its id."""
         identifier = self.top.namer.put()
         self.node.arena.write(offset, Content(identifier, size, value))
         self.machine.add_argument(identifier, (offset, size))
@@ -481,11 +481,11 @@ class Process:
         self.machine.references.add(identifier)
 
     def abandon(self, identifier: bytes) -> None:
-        """Leave a ref to a reference cycle: the next garbage collection drops it."""
+        """Leave a ref to a reference cycle, until the next garbage collection."""
         self.garbage.append(identifier)
 
     def collect_garbage(self) -> None:
-        """Drop the refs that are only in reference cycles."""
+        """Drop the refs in ``garbage``."""
         self.machine.dropped.extend(self.garbage)
         self.garbage.clear()
 
@@ -496,9 +496,9 @@ class Process:
         self.machine.dropped.append(identifier)
 
     def copy(self, identifier: bytes, place: tuple[int, int]) -> bytes | None:
-        """Copy a value from a place without a pin; None if it is there no longer. Fail if its room belongs to others.
+        """Copy a value from a place without a pin; None if it is gone. Fail if its room belongs to others.
 
-        Some copies fail of values that the store has, as if it had just spilled them.
+        Some copies of values in the store fail, as if the store had just spilled them.
         """
         copied, owner = self.node.arena.copy(identifier, *place), self.node.owner(identifier, *place)
         if copied is not None and not owner:
@@ -509,7 +509,7 @@ class Process:
         return copied
 
     def look(self, identifier: bytes, status: int, data: Any) -> tuple[str, Value | None]:
-        """Read a finished object: return ("", value) or (kind of error, None). The process holds refs inside it from now on."""
+        """Read a finished object and hold the refs inside it. Return ("", value) or (kind of error, None)."""
         if is_call(identifier):
             self.world.calls.looked(identifier, status, data)
         if status == OK:
@@ -581,7 +581,7 @@ class Process:
         frame.wait.wanted = identifiers if every else ()
 
     def _await_permission(self, frame: StackFrame, may_go_on: Callable[[], bool]) -> None:
-        """Have a stream wait until it may yield. It never has others run on top of it."""
+        """Have a stream wait until it may yield. Nothing runs on top of it meanwhile."""
         blocking = not may_go_on() and self.block(frame, (), False, False)
         frame.wait = Wait(may_go_on, lambda _: None, None, blocking)
 

@@ -1,9 +1,8 @@
 """Random programs for a simulated node, with a model that predicts their values. ``interpreter`` runs them.
 
-A program is a tree of *specs*: plain data that travels as the arguments of tasks. The author writes each statement together with the
-model's prediction, so that a program checks itself while it runs. Where a value is certain, any other value fails the
-world. Where it is not (a task may be cancelled before or after it ends), the model lists the permitted errors, and the outcome has no
-effect on the program's total.
+A program is a tree of *specs*: plain data that travels as the arguments of tasks. The author writes each statement with the model's
+prediction, so that a program checks itself while it runs. Where a value is certain, any other value fails the world. Where it is not (a
+task may be cancelled before or after it ends), the model lists the permitted errors, and the outcome does not affect the program's total.
 
 Statements are tuples: ``sleep``, ``deaf`` (a sleep that ignores interrupts), ``call``, ``put``, ``get`` (with the expected values),
 ``peek`` (``get`` with several permitted outcomes), ``open`` (take a ref out of a value), ``timed`` (``get`` with a timeout), ``wait``,
@@ -28,7 +27,7 @@ FOREVER = 500.0
 LONG = 10.0
 """Seconds of a computation that is interrupted long before its end, unless the task that would cancel it is stopped first."""
 DEAF = 0.8
-"""Seconds of a computation that ignores interrupts. The scheduler gives it an outcome before it ends (``stop_patience``)."""
+"""Seconds of a computation that ignores interrupts. The scheduler gives it an outcome earlier (``stop_patience``)."""
 STOPPED = frozenset({"TaskCancelledError", "TaskTimeoutError"})
 CRASHED = frozenset({"WorkerCrashedError", "PoisonedTaskError", "OutOfMemoryError"})
 LOST = frozenset({"ObjectLostError", "ObjectFreedError", "LineageEvictedError"})
@@ -36,7 +35,8 @@ NOTHING: frozenset[str] = frozenset()
 
 PLAIN, PAIR, RETRIED, APART, PURE, VOID, HALF, WIDE, ACTOR, LIGHT, STREAM = range(11)
 """Kinds of functions: one value; two values; retried exceptions; never inline; deterministic; no value; half a CPU; two CPUs; classes;
-streams."""
+streams.
+"""
 
 _OPTIONS: tuple[tuple[tuple[str, Any], ...], ...] = (
     (),
@@ -55,14 +55,14 @@ _NAMES = ("plain", "pair", "retried", "apart", "pure", "void", "half", "wide", "
 
 
 def function_id(kind: int) -> bytes:
-    """Return the id of the function of a kind."""
+    """The function id of a kind."""
     return bytes([kind + 1]) * FUNCTION_BYTES
 
 
 NODE_MEMORY = 2**40 * RESOURCE_UNIT
 """The memory of each node, in 1/10,000 of a byte."""
 WHOLE_MEMORY = (("demand", ((MEMORY, NODE_MEMORY),)),)
-"""Options of tasks and actors that reserve all memory of their node."""
+"""Options of tasks and actors that reserve all memory of a node."""
 
 FUNCTIONS = {
     function_id(kind): (_NAMES[kind], b"", (("demand", ONE_CPU), ("max_retries", -1), *options)[0 if kind < HALF else 1 :])
@@ -72,19 +72,19 @@ FUNCTIONS = {
 
 
 class Value(NamedTuple):
-    """A value that a task returns or a program puts: a number, and refs."""
+    """What a task returns or a program puts: a number, and refs."""
 
     number: int
     refs: tuple[bytes, ...]
 
 
 def pack_value(value: Value) -> bytes:
-    """Pack a value into bytes."""
+    """Pack a value."""
     return with_refs(msgpack.packb(value), value.refs)
 
 
 def unpack_value(payload: bytes) -> Value:
-    """Unpack the bytes that ``pack_value`` made."""
+    """Unpack a value."""
     return Value(*msgpack.unpackb(without_refs(payload), use_list=False))
 
 
@@ -126,7 +126,7 @@ class ExpectedOutcome(NamedTuple):
     touches: frozenset[int] = frozenset()
     """Actors that may have to run before the object exists."""
     frail: bool = False
-    """Whether it was put, or needs what was put: nothing makes that again if it is lost with its node."""
+    """Whether it was put, or needs what was put: nothing makes it again if it is lost with its node."""
 
     @property
     def certain(self) -> bool:
@@ -134,12 +134,12 @@ class ExpectedOutcome(NamedTuple):
         return self.number is None or not self.errors
 
     def or_else(self, errors: frozenset[str]) -> ExpectedOutcome:
-        """Return the same outcome with more errors permitted."""
+        """The same outcome with more errors permitted."""
         return self._replace(errors=self.errors | errors) if errors else self
 
 
 class Handle(NamedTuple):
-    """The model of an actor: its place in the order in which actors were created, and how its calls may fail."""
+    """The model of an actor: its place in the order of creation, and how its calls may fail."""
 
     ordinal: int
     errors: frozenset[str]
@@ -154,7 +154,7 @@ class Handle(NamedTuple):
     """Whether it runs several calls at once."""
 
     def or_else(self, errors: frozenset[str]) -> Handle:
-        """Return the same actor with more errors permitted in its calls."""
+        """The same actor with more errors permitted in its calls."""
         return self._replace(errors=self.errors | errors)
 
 
@@ -162,7 +162,7 @@ Model = ExpectedOutcome | Handle
 
 
 def reach(models: Iterable[Model]) -> frozenset[int]:
-    """Return the actors that a holder of these models may have to wait for, or keep alive."""
+    """The actors that a holder of these models may wait for, or keep alive."""
     found: set[int] = set()
     for model in models:
         found |= {model.ordinal} if isinstance(model, Handle) else model.touches | reach(model.inner)
@@ -179,7 +179,7 @@ Spec = tuple[Any, ...]
 
 
 class Program(NamedTuple):
-    """The statements that a driver runs, and how many tasks they submit in all."""
+    """A driver's statements, and how many tasks they submit in all."""
 
     statements: tuple[Any, ...]
     tasks: int
@@ -189,12 +189,11 @@ class Program(NamedTuple):
 
 
 class Scope:
-    """A body that is being written: its refs by slot, its statements so far, and the model of its total."""
+    """A body that is being written: its refs by slot, its statements, and the model of its total."""
 
     def __init__(self, total: int, boxed: tuple[Model, ...], doomed: bool, steady: bool, depth: int) -> None:
         self.slots: dict[int, ExpectedOutcome] = {}
         self.handles: dict[int, Handle] = {}
-        """Handles to actors, by slot."""
         self.next_slot = 0
         for model in boxed:
             self.slot(model)
@@ -204,11 +203,11 @@ class Scope:
         self.steady = steady
         self.depth = depth
         self.stoppable = False
-        """Whether it may be stopped while tasks that it submitted go on. None of them may compute for ever."""
+        """Whether it may be stopped while tasks that it submitted go on; none of these may compute for ever."""
         self.got: set[int] = set()
 
     def slot(self, model: Model) -> int:
-        """Return the number of a new slot for this model."""
+        """A new slot for this model."""
         number = self.next_slot
         self.next_slot += 1
         if isinstance(model, Handle):
@@ -218,7 +217,7 @@ class Scope:
         return number
 
     def models(self, slots: Iterable[int]) -> tuple[Model, ...]:
-        """Return the models of these slots."""
+        """The models of these slots."""
         return tuple(self.handles[slot] if slot in self.handles else self.slots[slot] for slot in slots)
 
 
@@ -226,7 +225,7 @@ class Author:
     """Writes one random program."""
 
     patience = (0, 4, 8, 16)
-    """Choices of how many tasks the driver submits one by one, waiting for each."""
+    """Choices of how many tasks the driver submits one by one."""
 
     def __init__(self, seed: str, faults: Faults, cpus: int, large: bool) -> None:
         self.random = random.Random(seed)
@@ -245,7 +244,7 @@ class Author:
         self.crashing = bool(faults.worker_crashes or daemons or faults.pressure or faults.start_failures)
 
     def write(self) -> Program:
-        """Write the root: random statements, then a ``get`` of most of its objects."""
+        """Write random statements, then a ``get`` of most of the root's objects."""
         scope = Scope(0, (), False, True, 0)
         patient = self.one_by_one.choice(self.patience)
         self._one_by_one(scope, patient)
@@ -337,7 +336,7 @@ class Author:
             scope.statements.append(("peek", allowed))
 
     def _elsewhere(self, model: Model) -> Model:
-        """The model of an object whose ref leaves its body: it may be lost with a daemon, and if it is frail with the node of that body."""
+        """The model of an object whose ref leaves its body: it may be lost with a daemon or, if it is frail, with the body's node."""
         nodes = self.faults.nodes
         frail = isinstance(model, ExpectedOutcome) and model.frail and nodes.deaths > 0
         return model.or_else(LOST) if frail or self.faults.daemon_crashes + nodes.restarts > 0 else model

@@ -1,8 +1,8 @@
 """Reproductions: reduced programs with their faults that show a mistake, whichever way chance goes.
 
-A seed that shows a broken variant is lost with the next change of what is sent: its world is another one then. A reproduction has the few
-statements and faults that the mistake needs. Seeds decide only when exactly frames arrive and processes die, so it shows the mistake in
-many of its worlds, and still does after a change. ``python -m tests.sim --variant NAME --reduce SEED`` makes one of a world that fails.
+A seed that shows a broken variant has another world after the next change of what is sent. A reproduction has only the statements and
+faults that the mistake needs; seeds decide when exactly frames arrive and processes die. So the mistake shows in many of its worlds, also
+after a change. ``python -m tests.sim --variant NAME --reduce SEED`` makes one of a world that fails.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tests.sim.world import World, WorldResult, run_seed
 
 PLACE = Path(__file__).parent.parent / "reproductions"
 SEEDS = range(200)
-"""Those among which a mistake has to be seen."""
+"""Seeds among which a mistake has to be seen."""
 SHARE_LEAST = 0.1
-"""Share of worlds that must fail. Even if half as many do after a change, chance misses them all once in 28,000 times."""
+"""Share of worlds that must fail. Even if only half as many fail after a change, chance misses them all once in 28,000 times."""
 TRIED = range(1000, 1030)
 """Seeds by which two reproductions are compared while one is made."""
 WINDOWS = (0.02, 0.1, 0.3, 1.0, 3.0)
-"""Seconds within which processes are made to die: a reduced program is over sooner than the one it was made of."""
+"""Seconds within which processes are made to die: a reduced program ends sooner than the original."""
 SHRUNK_IN = 300
-"""Worlds that are run to shrink the program and its faults."""
+"""Worlds run to shrink the program and its faults."""
 
 
 class Reproduction(NamedTuple):
@@ -43,7 +43,6 @@ class Reproduction(NamedTuple):
     """Size of the arena."""
     settings: dict[str, Any]
     statements: tuple[Any, ...]
-    """The program."""
 
     def run(self, seed: int) -> WorldResult:
         """Run the world of a seed."""
@@ -51,11 +50,11 @@ class Reproduction(NamedTuple):
         return run_seed(seed, self.kind, faults=self.faults, program=Program(self.statements, 0), **rest)
 
     def failures(self, seeds: range) -> Iterator[str]:
-        """Yield how the worlds of these seeds fail, those that do."""
+        """Yield the failures of these seeds."""
         return (failure for seed in seeds if (failure := self.run(seed).failure))
 
     def text(self) -> str:
-        """Return this as a file has it: one line for each part and for each statement."""
+        """The text of its file: one line per part and statement."""
         faults = {name: value for name, value in self.faults._asdict().items() if value != Faults._field_defaults[name]}
         if "nodes" in faults:
             nodes = self.faults.nodes._asdict().items()
@@ -66,7 +65,7 @@ class Reproduction(NamedTuple):
 
 
 def parse(text: str) -> Reproduction:
-    """Return the reproduction that a file has."""
+    """Parse a reproduction's file."""
     lines = text.splitlines()
     count = len(Reproduction._fields) - 1
     kind, faults, cpus, pieces, settings = (literal_eval(line.partition(" ")[2]) for line in lines[:count])
@@ -75,20 +74,20 @@ def parse(text: str) -> Reproduction:
 
 
 def stored() -> dict[str, Reproduction]:
-    """Return all reproductions, by the variant that each shows."""
+    """All reproductions, by the variant that each shows."""
     return {path.stem: parse(path.read_text()) for path in sorted(PLACE.glob("*.txt"))}
 
 
 def reduce(variant: str, seed: int, kind: Kind) -> tuple[Reproduction, float]:
-    """Return a reproduction of a world in which a variant is seen, and the share of its worlds that fail.
+    """Reduce a world in which a variant is seen; return the reproduction, and the share of its worlds that fail.
 
-    Raises ``ValueError`` if the world does not fail, or if what it was reduced to fails without the variant.
+    Raises ``ValueError`` if the world does not fail, or if the reduced one fails without the variant.
     """
     world = World(seed, kind)
     whole = Reproduction(kind, world.faults, world.cpus, world.pieces, world.settings, world.program.statements)
 
     def run(faults: Faults, program: Program) -> WorldResult:
-        """Run a smaller world with the variant. It counts as one that does not fail if it fails without the variant, too."""
+        """Run a smaller world with the variant. A failure does not count if the world fails without the variant, too."""
         smaller = whole._replace(faults=faults, statements=program.statements)
         with applied(variant):
             result = smaller.run(seed)
@@ -110,7 +109,7 @@ def reduce(variant: str, seed: int, kind: Kind) -> tuple[Reproduction, float]:
 
 
 def _with_settings(reproduction: Reproduction) -> Iterator[Reproduction]:
-    """Yield the same with the settings that each seed chooses, and with those of the world that it was made of."""
+    """Yield the same with the settings of each seed, and with those of the original world."""
     yield reproduction._replace(settings={})
     yield reproduction
 
@@ -126,14 +125,14 @@ def _sooner(reproduction: Reproduction) -> Iterator[Reproduction]:
 
 
 def _slower(reproduction: Reproduction) -> Iterator[Reproduction]:
-    """Yield the same with frames that take longer, or are late, repeated or lost more often: more happens while they are under way."""
+    """Yield the same with frames that take longer, or are late, repeated or lost more often, so that more happens meanwhile."""
     for changed in ({"delay": 0.001}, {"delay": 0.005}, {"late": 0.2}, {"duplication": 0.2}, {"loss": 0.2}):
         more: dict[str, Any] = dict(changed)
         yield reproduction._replace(faults=reproduction.faults._replace(**more))
 
 
 def _more_often(reproduction: Reproduction) -> Iterator[Reproduction]:
-    """Yield the same with more faults of one kind that it has."""
+    """Yield the same with more faults of a kind that it has."""
     faults = reproduction.faults
     for name in ("worker_crashes", "daemon_crashes", "stalls", "start_failures"):
         if count := getattr(faults, name):

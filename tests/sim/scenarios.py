@@ -1,8 +1,8 @@
 """Small scripted worlds whose messages are printed, one a line, and compared with ``tests/scenarios``.
 
-A scenario is a program and one fault or none, in a world without randomness: one CPU or two, and a network that takes 0.2 ms for each
-frame. ``python -m tests.sim.scenarios DIRECTORY`` (``scripts/bless``) writes all of them. Routine messages (heartbeats, events of
-the timeline, extents made ready) are left out.
+A scenario is a program and at most one fault, in a world without randomness: one CPU or two, and a network that takes 0.2 ms for each
+frame. ``python -m tests.sim.scenarios DIRECTORY`` (``scripts/bless``) writes all of them. Routine messages (heartbeats, events of the
+timeline, extents made ready) are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES
 from zfabric.protocol.options import LOGGED, MEMORY, NODE_ID
 
 QUIET = (m.Heartbeat, m.ExtentReady, m.Committed, m.Place, m.Placed, m.RenewLease, m.LeaseRenewed)
-"""Routine messages, which are left out."""
 STEADY = Faults(jitter=False, delay=0.0002, window=0.0)
 NOTHING: tuple[Any, ...] = ()
 
@@ -40,23 +39,23 @@ class Scenario(NamedTuple):
 
 
 def task(label: int, *statements: Any, size: int = 0, refs: tuple[int, ...] = ()) -> tuple[Any, ...]:
-    """Return the spec of a task with one value; ``size`` is the value's size in the arena, or 0."""
+    """The spec of a task with one value; ``size`` is the value's size in the arena, or 0."""
     return (label, False, statements, ((size, refs),))
 
 
 def call(slot: int, spec: tuple[Any, ...], kind: int = PLAIN, needs: tuple[int, ...] = (), inside: tuple[int, ...] = ()) -> tuple[Any, ...]:
-    """Return a statement that submits a task, its value in ``slot``; ``needs`` are dependencies, ``inside`` refs inside arguments."""
+    """A statement that submits a task, its value in ``slot``; ``needs`` are dependencies, ``inside`` refs inside arguments."""
     return ("call", (slot,), kind, spec, (("contains", inside),) if inside else (), needs, inside)
 
 
 def call_on(number: int, slot: int, spec: tuple[Any, ...], needs: tuple[int, ...] = (), inside: tuple[int, ...] = ()) -> tuple[Any, ...]:
-    """Return a statement that submits a task to the node with this number."""
+    """Like ``call``, on the node with this number."""
     strategy = ("strategy", (("hard", NODE_ID, "in", (node_identifier(number).hex(),)),))
     return ("call", (slot,), PLAIN, spec, (strategy, *((("contains", inside),) if inside else ())), needs, inside)
 
 
 def make(slot: int, spec: tuple[Any, ...], restarts: int = 0, every: int | None = None) -> tuple[Any, ...]:
-    """Return a statement that creates an actor, its handle in ``slot``; ``every`` is its ``checkpoint_every``."""
+    """A statement that creates an actor, its handle in ``slot``; ``every`` is its ``checkpoint_every``."""
     logged = (("checkpoint_every", every),) if every is not None else ()
     return ("make", slot, ACTOR, spec, (("max_restarts", restarts), *logged), NOTHING)
 
@@ -64,12 +63,12 @@ def make(slot: int, spec: tuple[Any, ...], restarts: int = 0, every: int | None 
 def invoke(
     slot: int, handle: int, spec: tuple[Any, ...], needs: tuple[int, ...] = (), inside: tuple[int, ...] = (), retries: int = 0
 ) -> tuple[Any, ...]:
-    """Return a statement that calls the actor in slot ``handle``, the value in ``slot``. The rest is as for ``call``."""
+    """A statement that calls the actor in slot ``handle``, the value in ``slot``. The rest is as for ``call``."""
     return ("invoke", (slot,), handle, spec, (("contains", inside),) if inside else (), needs, inside, retries)
 
 
 def get(*expected: tuple[int, Any]) -> tuple[Any, ...]:
-    """Return a statement that gets slots and expects these numbers, or one of these kinds of errors."""
+    """A statement that gets slots and expects these numbers, or one of these kinds of errors."""
     return ("get", expected)
 
 
@@ -82,7 +81,6 @@ def _kill_worker(world: World) -> None:
 
 
 def _replace_node(world: World) -> None:
-    """Kill the second node; a third one joins once it is dead for the cluster."""
     world.nodes[1].end("kill -9")
     world.after(world.config.node_lease + 1.0, lambda: world.start_node(3))
 
@@ -241,7 +239,7 @@ def render(name: str) -> str:
 
 
 class _Transcript:
-    """Records messages as lines. Ids get names, numbered in the order in which they appear."""
+    """Records messages as lines. Ids get names, numbered in the order of their appearance."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -249,7 +247,7 @@ class _Transcript:
         self._names: dict[bytes, str] = {}
 
     def record(self, now: float, source: str, to: str, message: Any) -> None:
-        """Record one message, or (without a source) one event."""
+        """Record a message or, without a source, an event."""
         if not source and not to:
             self.lines.append(f"{1000 * (now - 100.0):9.2f}  ({message[0]})")
         elif not isinstance(message, QUIET) and not _is_event(message):
@@ -301,12 +299,12 @@ class _Transcript:
 
 
 def _is_event(message: Any) -> bool:
-    """Whether a write carries only events of the timeline, or the node's own row."""
+    """Whether a write has only events of the timeline, or the node's own row."""
     return isinstance(message, m.Write) and not message.deletes and all(row[0] in ("event", "node") for row in message.puts)
 
 
 def main(directory: str) -> None:
-    """Write the file of every scenario into ``directory``."""
+    """Write every scenario's file into ``directory``."""
     for name in SCENARIOS:
         path = Path(directory, f"{name}.txt")
         text = render(name)

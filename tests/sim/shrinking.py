@@ -1,7 +1,7 @@
-"""A smaller world that fails like a given one: fewer faults and fewer statements, so that its trace can be read.
+"""A smaller world that fails like a given one: with fewer faults and statements, so that its trace can be read.
 
-What is left out is left out for good if the world then fails with the same kind of failure: the same text but for names and numbers. A
-program from which too much was removed fails in another way (a slot is missing, a total is wrong), and is refused by this.
+Something is left out for good if the world then fails with the same text but for names and numbers. A program from which too much was
+removed fails in another way (a slot is missing, a total is wrong), and is refused.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tests.sim.programs import Program
 from tests.sim.world import World, WorldResult, run_seed
 
 ATTEMPTS = 600
-"""The most worlds that are run to shrink one."""
+"""The most worlds run to shrink one."""
 _NAMES = re.compile(r"\b[0-9a-f]*[0-9][0-9a-f.-]*\b")
 _BINDING = frozenset({"get", "peek", "open", "fail", "die"})
-"""Statements of tasks that their values depend on, as other tasks expect these."""
+"""Statements of tasks on which their values depend, as other tasks expect them."""
 
 Run = Callable[[Faults, Program], WorldResult]
 
 
 class Shrunk(NamedTuple):
-    """What is left of a world, and how it fails. ``attempts`` counts the worlds that were run."""
+    """What is left of a world, and how it fails. ``attempts`` counts the worlds run."""
 
     faults: Faults
     program: Program
@@ -47,7 +47,7 @@ def shrink_world(faults: Faults, program: Program, run: Run, attempts: int) -> S
 
 
 def without_names(failure: str) -> str:
-    """Return a failure without the names and numbers in it."""
+    """A failure without the names and numbers in it."""
     return _NAMES.sub("#", failure)
 
 
@@ -64,7 +64,7 @@ class _Shrinker:
         self._failure = without_names(self.result.failure)
 
     def shrink(self) -> None:
-        """Try what leaves out most first, until nothing more can be left out or the worlds are used up."""
+        """Try what leaves out most first, until nothing more can be left out or ``attempts`` is reached."""
         smaller = True
         while smaller and self.attempts < self._most:
             smaller = self._shrink_program()
@@ -111,7 +111,7 @@ class _Shrinker:
 
 
 def _fewer(faults: Any) -> Iterator[Any]:
-    """Yield these faults with one kind of them left out, or with fewer of one kind."""
+    """Yield these faults without one kind, or with fewer of one kind."""
     for name, value in faults._asdict().items():
         if isinstance(value, tuple):
             yield from (faults._replace(**{name: each}) for each in _fewer(value))

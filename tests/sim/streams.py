@@ -1,6 +1,6 @@
-"""Streams in programs of worlds: of tasks and of actors' methods, requested and read by the driver or by its tasks, some not to the end.
+"""Streams in programs of worlds: of tasks and of actors' methods, read by the driver or by its tasks, some not to the end.
 
-The driver reads streams whose home is its own node, and others whose home is that of a task. A reader checks each value: an index names it.
+The driver reads streams whose home is its own node, and others whose home is that of a task. A value has its index, which readers check.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def with_streams(program: Program, seed: int, faults: Faults) -> Program:
 def with_fed_tasks(program: Program, seed: int, faults: Faults) -> Program:
     """Have a program's root give values of streams to tasks, drop the stream, and read later what the tasks made of them.
 
-    Whatever dies meanwhile, that is made again: the stream's task, too. A daemon that dies may have the only row of that, for a moment.
+    Whatever dies meanwhile is made again, the stream's task included. A daemon that dies may have the only row of that task, for a moment.
     """
     rng = random.Random(f"{seed}/fed")
     statements = list(program.statements)
@@ -97,7 +97,7 @@ def with_fed_tasks(program: Program, seed: int, faults: Faults) -> Program:
 
 
 def with_streaming_methods(program: Program, seed: int, faults: Faults) -> Program:
-    """Have a program's root make actors somewhere, and read streams that their methods yield."""
+    """Have a program's root make actors somewhere, and read streams of their methods."""
     rng = random.Random(f"{seed}/streaming methods")
     ends = faults.worker_crashes + faults.pressure + faults.start_failures + faults.nodes.deaths
     errors = GONE | LOST | CRASHED if ends or faults.daemons_die else NOTHING
@@ -133,7 +133,7 @@ def with_streaming_methods(program: Program, seed: int, faults: Faults) -> Progr
 
 
 class _Stream:
-    """One stream: the statements that make it, those that read it, and those that drop it."""
+    """The statements that make, read and drop one stream."""
 
     def __init__(self, rng: random.Random, slot: int, faults: Faults) -> None:
         self.rng = rng
@@ -192,7 +192,7 @@ def make(process: Any, room: Callable[[int], Running], label: int, count: int, s
 
 
 def follow(state: Any, slot: int, label: int, count: int, take: int, errors: tuple[str, ...]) -> Running:
-    """Read the first values of a stream, in order, with a window of requests. The one after the last is its end."""
+    """Read a stream's first values, in order, with a window of requests. The one after the last is its end."""
     if slot not in state.slots:
         return  # Its home has died.
     process, task_id = state.process, state.slots[slot][:TASK_BYTES]
@@ -220,7 +220,7 @@ def follow(state: Any, slot: int, label: int, count: int, take: int, errors: tup
 
 
 def feed(state: Any, slot: int, label: int, outs: tuple[int, ...], size: int, options: tuple[Any, ...], waits: bool) -> Running:
-    """Give each of the first values of a stream to a task, and drop it, at once or when it exists."""
+    """Give each of a stream's first values to a task, and drop the value, at once or when it exists."""
     process, task_id = state.process, state.slots[slot][:TASK_BYTES]
     for index, out in enumerate(outs):
         name = object_id(task_id, index + 1)

@@ -1,7 +1,4 @@
-"""Protocols of what a simulated node and its processes use of their world: time, randomness, the network, observers.
-
-A world consists of nodes, programs and observers. Nodes and processes use only what these protocols list.
-"""
+"""Protocols of all that a simulated node and its processes use of their world: time, randomness, the network, observers."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ class Time(Protocol):
 
 
 class Clock:
-    """The clock of one process or node: with an offset from the world's, and faster or slower by a factor."""
+    """A clock with an offset from the world's time, and faster or slower by a factor."""
 
     def __init__(self, time: Time, ahead: float, rate: float = 1.0) -> None:
         self._time = time
@@ -96,20 +93,20 @@ class NodeView(Protocol):
 
     @property
     def published(self) -> bytes:
-        """The incarnation of the daemon that the session file names."""
+        """The incarnation of the daemon in the session file."""
 
     @property
     def up(self) -> bool:
         """Whether the current daemon lives."""
 
     def clock(self) -> Clock:
-        """The clock of a new process of this node."""
+        """The clock of a new process."""
 
     def owner(self, object_id: bytes, offset: int, size: int) -> str:
-        """Whose the room of an object is: its own, in the ``store``; in a ``grant``; empty if it is free or another object's."""
+        """Who owns an object's room: the ``store`` as that object's; a ``grant``; or empty if it is free or another object's."""
 
     def process_died(self, process: ProcessView) -> None:
-        """Record the death of a process of this node."""
+        """Record a process's death."""
 
 
 class Surroundings(Time, Protocol):
@@ -121,11 +118,11 @@ class Surroundings(Time, Protocol):
     states: Counter[str]
     """How often each state was reached, by name."""
     shape: random.Random
-    """Decides the settings of the world."""
+    """Decides the world's settings."""
     orders: random.Random
     """Decides the order in which frames to several receivers are sent."""
     frame_rows: int
-    """Rows after which a process begins another frame. It may die between any two frames."""
+    """Rows after which a process begins another frame. It may die between two frames."""
     kind: Kind
     cancel_forgotten: bool
     """Whether a cancelled task ended normally because a restarted daemon had lost the cancel (``docs/limits.md``)."""
@@ -149,22 +146,22 @@ class Surroundings(Time, Protocol):
 
     @property
     def head(self) -> bytes:
-        """The node id of the head, in a world of several nodes."""
+        """The head's node id, in a world of several nodes."""
 
     def clock(self) -> Clock:
         """Make the clock of a new process."""
 
     def node_clock(self, number: int) -> Clock | None:
-        """Make the clock of a node of a cluster; None if each of its processes has one of its own."""
+        """Make a node's clock; None if each of its processes has its own."""
 
     def processes(self) -> list[Any]:
         """All living processes but daemons."""
 
     def between_nodes(self, daemon: Any, node: bytes, envelopes: list[Envelope]) -> None:
-        """Observe what a daemon sends to the daemon of another node."""
+        """Observe messages to another node's daemon."""
 
     def incarnation(self) -> bytes:
-        """Return a new incarnation. Incarnations are numbered, so that traces can be read."""
+        """A new incarnation, numbered so that traces can be read."""
 
     def after_turn(self, daemon: Any) -> None:
         """Observe a turn of a daemon."""
@@ -179,10 +176,10 @@ class Surroundings(Time, Protocol):
         """Observe the delivery of a message."""
 
     def refused(self, sender: bytes, to: bytes, message: m.Message) -> None:
-        """Observe a message that a daemon has refused."""
+        """Observe a message that a daemon refused."""
 
     def refused_by(self, name: str, sender: bytes, message: m.Message) -> None:
-        """Observe a message that the process ``name`` has refused."""
+        """Observe a message that the process ``name`` refused."""
 
     def last_dropped(self, identifier: bytes) -> None:
         """Observe that a process was notified: no ref to this object is left."""
@@ -197,10 +194,10 @@ class Surroundings(Time, Protocol):
         """Whether a body is to be stopped, or its job has ended. Its children may fail before it is stopped itself."""
 
     def caller_lives(self, frame: StackFrame) -> bool:
-        """Whether the process that made the call which this body runs still lives."""
+        """Whether the process that made this body's call still lives."""
 
     def before_release(self) -> Generator[tuple[Any, ...], Any, None]:
-        """Wait for calm at the end of the driver's program, then compare the refs of processes with the holders in the daemon's tables."""
+        """Wait for calm at the program's end, then compare the refs of processes with the holders in the daemons' tables."""
 
     def lose(self, share: float) -> None:
         """Delete a share of the files whose results actors' logs can rebuild."""

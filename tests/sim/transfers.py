@@ -1,4 +1,4 @@
-"""Worlds of transfer agents: on each node an agent, an object store and an arena, and in the place of a scheduler a few lines.
+"""Worlds of transfer agents: each node has an agent, an object store, an arena, and a few lines for a scheduler.
 
 ``TransferWorld(seed).run()`` chooses values, pulls and faults; tests build worlds of their own from the same parts.
 """
@@ -48,7 +48,7 @@ class TransferResult(NamedTuple):
 
 
 class NodeAgent(SimAgent):
-    """An agent whose messages to its daemon go to the few lines that stand for one."""
+    """An agent whose daemon is a few lines in its node."""
 
     node: TransferNode
 
@@ -76,9 +76,8 @@ class TransferNode:
         self.pulls: dict[bytes, int] = {}
         """Pulls without an answer, with the size of the value."""
         self.failed: dict[bytes, tuple[str, str]] = {}
-        """Pulls that failed: (kind, text)."""
+        """Failed pulls: (kind, text)."""
         self.sent: Counter[bytes] = Counter()
-        """Bytes of each value that this node has sent."""
         self._writing: dict[int, tuple[bytes, int]] = {}
         self._store_at = float("inf")
         self._arrival = 0.0
@@ -98,7 +97,7 @@ class TransferNode:
         self.world.delivered(self, source, message)
 
     def kill_agent(self) -> None:
-        """Kill the agent; the supervisor starts another one, which is asked again for what is missing."""
+        """Kill the agent. The supervisor starts another one, which receives requests for what is missing."""
         dead = self.agent
         dead.die()
         self.world.states["agent killed"] += 1
@@ -120,13 +119,13 @@ class TransferNode:
             self.tell_agent(m.StopPull(identifier))
 
     def tell_agent(self, message: m.Message, source: bytes = LOCAL_SCHEDULER) -> None:
-        """Send the agent a message of the daemon. These arrive in order."""
+        """Send the agent a message of the daemon. Such messages arrive in order."""
         agent = self.agent
         self._arrival = max(self._arrival, self.world.now + 2 * LOCAL_DELAY * self._random.random())
         self.world.at(self._arrival, lambda: agent.event(source + self.daemon, coded(message)))
 
     def from_agent(self, agent: SimAgent, role: bytes, message: m.Message) -> None:
-        """Deliver a message of the agent to the daemon. These arrive in order, unless the agent is dead by then."""
+        """Deliver a message of a living agent to the daemon, in order."""
         self._arrival = max(self._arrival, self.world.now + 2 * LOCAL_DELAY * self._random.random())
         handle = self._scheduler_step if role == LOCAL_SCHEDULER else self.to_store
         self.world.at(self._arrival, lambda: handle(agent.machine.address, coded(message)) if agent is self.agent else None)
@@ -165,14 +164,14 @@ class TransferNode:
         self.tell_agent(m.Objects(((identifier, FAILED, pack_failure("ObjectFreedError", "it is not known here"), ()),)))
 
     def free(self, identifier: bytes) -> None:
-        """Forget a value: nobody refers to it here any more."""
+        """Remove a value to which nobody refers here any more."""
         if self.sizes.pop(identifier, None) is not None:
             self.to_store(LOCAL_SCHEDULER + self.daemon, m.Free((identifier,)))
 
     # -- the store --
 
     def put(self, identifier: bytes, size: int) -> None:
-        """Write a value, as soon as there is room for it."""
+        """Write a value once there is room for it."""
         token = len(self._writing) + 1
         self._writing[token] = (identifier, size)
         self.to_store(CLIENT + WRITER, m.Reserve(token, size, 0, 60.0))
@@ -188,7 +187,7 @@ class TransferNode:
         self.to_store(SHELL + self.daemon, message)
 
     def to_store(self, source: Address, message: m.Message) -> None:
-        """Deliver a message to the store, and perform what follows in its next turn."""
+        """Deliver a message to the store, and perform its effects in the next turn."""
         self.store.step(self.world.now, source, message)
         self._wake_store(self.world.now)
 
@@ -198,7 +197,6 @@ class TransferNode:
             self.world.at(at, self._turn_store)
 
     def _turn_store(self) -> None:
-        """Have the store decide."""
         now = self.world.now
         if now < self._store_at:
             return
@@ -239,8 +237,9 @@ class TransferNode:
 
 
 class TransferWorld:
-    """Several nodes with agents, without programs. ``observer`` is called with (time, from, to, message) for each message to an agent or
-    from one. ``rate`` is how many bytes each node sends in a second."""
+    """Several nodes with agents, without programs. ``observer`` is called with (time, from, to, message) for each message to or from an
+    agent. Each node sends ``rate`` bytes a second.
+    """
 
     def __init__(
         self,
@@ -281,7 +280,7 @@ class TransferWorld:
         self.at(self.now + delay, action)
 
     def until(self, done: Callable[[], bool], seconds: float = LIMIT) -> None:
-        """Run until something is so. Fail the world if it never is."""
+        """Run until ``done``. Fail the world if that never comes."""
         limit = self.now + seconds
         while not done():
             if not self._queue or self.now > limit or self.events > EVENTS_MAX:
@@ -316,7 +315,7 @@ class TransferWorld:
             self.observer(self.now, self.who(source), f"node{node.number}", message)
 
     def who(self, address: Address) -> str:
-        """The readable name of a sender."""
+        """A sender's readable name."""
         for node in self.nodes:
             if address[1:] == node.identifier:
                 return f"node{node.number}"
@@ -331,7 +330,7 @@ class TransferWorld:
         return object_id(bytes((0, 0, 0, 1)) + bytes(8) + number.to_bytes(4, "big"))
 
     def holders(self, identifier: bytes) -> list[TransferNode]:
-        """Nodes that have a value, in the order of their numbers."""
+        """Nodes that have a value, by number."""
         return [node for node in self.nodes if identifier in node.sizes]
 
     def copied(self, node: TransferNode, identifier: bytes) -> None:
@@ -342,13 +341,13 @@ class TransferWorld:
             node.arena.read(f"the test of node {node.number}", identifier, entry.offset, entry.size)
 
     def pull_failed(self, node: TransferNode, identifier: bytes, kind: str) -> None:
-        """Ask again for what a freed copy has left unfinished, as a scheduler does. Tests look at other failures."""
+        """Ask again for a copy that was freed unfinished, as a scheduler does. Tests look at other failures."""
         holders = self.holders(identifier)
         if kind == "lost" and holders:
             self.after(0.01, lambda: node.pull(identifier, holders[0].sizes[identifier], *holders))
 
     def cut(self, one: TransferNode, other: TransferNode, both: bool = True) -> None:
-        """Lose all frames from one agent to another from now on, and those of the other direction if ``both``."""
+        """Lose all frames from one agent to another from now on, and back if ``both``."""
         self.network.cuts.add((one.identifier, other.identifier))
         if both:
             self.network.cuts.add((other.identifier, one.identifier))
@@ -361,7 +360,7 @@ class TransferWorld:
     # -- a random world --
 
     def run(self) -> TransferResult:
-        """Choose values, pulls and faults; run to the end."""
+        """Run random values, pulls and faults to the end."""
         failure = ""
         try:
             self._run(random.Random(f"{self.seed}/program"))

@@ -50,9 +50,9 @@ class WorkerProcess(Process):
         self.logged = LoggedActors(self, self.worker)
         self.beside = Beside(self)
         self.leaves_at: float | None = None
-        """When this process ends at the latest, after its actor has ended itself."""
+        """The latest end of this process, after its actor has ended itself."""
         self.leaves_for = b""
-        """The daemon that was notified that this process ends, since its node is drained."""
+        """The daemon notified that this process ends, since its node is drained."""
         self._actor_refs: dict[bytes, list[bytes]] = {}
         """Refs held by actors that share this process, by actor."""
         self._retained: dict[bytes, list[bytes]] = {}
@@ -64,7 +64,7 @@ class WorkerProcess(Process):
     # -- the daemon --
 
     def join(self, daemon: bytes) -> None:
-        """Register with a daemon, for both machines."""
+        """Register both machines with a daemon."""
         if self.daemon and self.daemon != daemon:
             self.leave()
             self.daemon = b""
@@ -72,16 +72,16 @@ class WorkerProcess(Process):
         super().join(daemon)
 
     def leave(self) -> None:
-        """Drop the links to the daemon, and retain unacknowledged reports for the next one."""
+        """Drop the links to the daemon, and retain unacknowledged reports for the next."""
         self.worker.unconfirmed += unacknowledged_reports(self.transport.forget(self.daemon))
         self.control_transport.forget(self.daemon)
 
     def running(self) -> tuple[m.Message, ...]:
-        """Return reports of all tasks here, begun or not, and of unacknowledged outcomes."""
+        """Reports of all tasks here, begun or not, and of unacknowledged outcomes."""
         return self.worker.running()
 
     def unread(self) -> tuple[Row, ...]:
-        """Return the places that arrived with tasks not begun."""
+        """Places that arrived with unbegun tasks."""
         return self.worker.unread()
 
     # -- messages --
@@ -92,26 +92,25 @@ class WorkerProcess(Process):
         self.transmit(worker_sends(self.machine, self.worker, self.daemon, self._release_retained))
 
     def _release_retained(self, call_id: bytes) -> None:
-        """Release the refs inside an outcome that is being sent."""
         self.machine.dropped.extend(self._retained.pop(call_id, ()))
 
     def admits(self, sender: bytes) -> bool:
-        """Whether this process accepts frames of a sender: also of callers, if an actor lives here."""
+        """Whether frames of a sender are accepted: also of callers, if an actor lives here."""
         return super().admits(sender) or admits_caller(self.worker, sender, bool(self.worker.mailbox.actors))
 
     def deliver_from_daemon(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
-        """Pass a message of the daemon to its machine."""
+        """Pass a message to its machine."""
         if to in (WORKER, ACTOR) and sender == self.daemon:
             self.worker.step(self.now, source, message)
         else:
             super().deliver_from_daemon(sender, to, source, message)
 
     def takes(self, sender: bytes, message: m.Message) -> bool:
-        """Whether this process accepts a message of another one."""
+        """Whether one of both machines accepts a message."""
         return worker_takes(self.worker, sender, message) or super().takes(sender, message)
 
     def deliver_from_peer(self, source: Address, message: m.Message) -> None:
-        """Pass a message of another process to its machine."""
+        """Pass a message to its machine."""
         if worker_takes(self.worker, source[1:], message):
             self.worker.step(self.now, source, message)
         else:
@@ -172,7 +171,7 @@ class WorkerProcess(Process):
         self.worker.check_invariants()
 
     def _stop_top(self) -> None:
-        """Interrupt the top body's computation if an interrupt was requested for it, as the signal does."""
+        """Interrupt the top body's computation if that was requested, as the signal does."""
         top = self.stack[-1] if self.stack else None
         if top is not None and top.busy_until is not None and not top.deaf and self.interrupted(top):
             top.busy_until = None
@@ -272,7 +271,7 @@ class WorkerProcess(Process):
         return StackFrame(item, task_body(self, self.worker, self.logged, item, values), namer, self.now)
 
     def sleep(self, frame: StackFrame, seconds: float) -> None:
-        """Have a body compute, or sleep beside others. As the real worker repeats interrupts, one that came early still applies."""
+        """Have a body compute, or sleep beside others. An early interrupt applies, since the real worker repeats interrupts."""
         if self.worker.beside:
             self.beside.sleep(frame, seconds)
             return
@@ -292,7 +291,7 @@ class WorkerProcess(Process):
         return frame.item is not None and bool(self.worker.interrupted(frame.item))
 
     def block(self, frame: StackFrame, wanted: tuple[bytes, ...], inline: bool, certain: bool) -> bool:
-        """Report that the top task waits. Return False if it is a call that would wait for a call of its own actor."""
+        """Report that the top task waits. Return False if a call would wait for one of its own actor."""
         item = frame.item
         assert item is not None
         if not self.worker.beside:
@@ -319,7 +318,7 @@ class WorkerProcess(Process):
 
     @property
     def executing(self) -> bytes:
-        """The id that the slot names after the process has died: what runs, or ran last."""
+        """What the slot names after the process has died: the id that runs, or ran last."""
         baton = self.worker.baton
         if self.worker.beside:
             return b""
@@ -364,7 +363,7 @@ class WorkerProcess(Process):
                     self.world.fail(f"{self.name}: two calls run at the same time")
 
     def _with_baton(self, running: bytes) -> StackFrame | None:
-        """Choose the body that runs, goes on or begins, and move it to the top of the stack."""
+        """Choose the body that runs, goes on or begins; move it to the top of the stack."""
         for frame in self.stack:
             if frame.item is not None and (frame.item.row[0] == running or (self.is_over(frame) and self.worker.take_baton(frame.item))):
                 self.stack.remove(frame)
@@ -386,13 +385,12 @@ class WorkerProcess(Process):
         return min((*dues, due) if due is not None else dues, default=None)
 
     def keep(self, identifier: bytes) -> None:
-        """Hold a ref until the process ends, or the running lightweight actor."""
+        """Hold a ref until the process, or the running lightweight actor, ends."""
         super().keep(identifier)
         if self.worker.baton is not None and type(self.top.item) is Invocation:
             self._actor_refs.setdefault(self.top.item.actor_id, []).append(identifier)
 
     def _release_gone(self) -> None:
-        """Release the refs of lightweight actors that have ended."""
         baton = self.worker.baton
         while baton is not None and baton.gone:
             for identifier in self._actor_refs.pop(baton.gone.pop(), ()):
@@ -449,14 +447,14 @@ class WorkerProcess(Process):
             self.deliver_inbox()
 
     def _answer(self, item: Item | Invocation, status: int, outputs: Row) -> bool:
-        """Send an outcome straight to the process that waits for it, if that is permitted. Return whether it was sent."""
+        """Send an outcome straight to the waiting process, if permitted. Return whether it was sent."""
         answer = self.worker.answer(item, status, outputs) if not self.machine.has_unsent else None
         if answer is not None:
             self.transmit([(WORKER, answer)])
         return answer is not None
 
     def _write(self, item: Item | Invocation, values: Any) -> tuple[Any, ...]:
-        """Return values packed; write those with a place into the arena and return the place."""
+        """Pack values; write those with a place into the arena and return the place."""
         name = call_value if type(item) is Invocation else object_id
         for index, (value, place) in enumerate(values):
             if place is not None:
@@ -469,7 +467,7 @@ class WorkerProcess(Process):
                 self.machine.reservations.finished(place[0])
 
     def _of_call(self, item: Invocation, status: int, outputs: Row, reason: str) -> tuple[int, Row]:
-        """Return a call's outcome as (status, outputs) for its caller."""
+        """A call's outcome as (status, outputs) for its caller."""
         if status == INTERRUPTED:
             kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
             return FAILED, (pack_failure(kind, f"{item.method} was stopped while it ran ({reason})"),)
@@ -487,16 +485,16 @@ class WorkerProcess(Process):
 class Beside:
     """The calls of a concurrent actor. While one waits or sleeps, others go on or begin, as in an event loop.
 
-    A checkpoint that is due is taken when no call runs (``machines.worker.quiescence``).
+    A due checkpoint is taken when no call runs (``machines.worker.quiescence``).
     """
 
     def __init__(self, process: WorkerProcess) -> None:
         self.process = process
         self.size = 0
-        """How many calls may run at once; 0 if the process has no concurrent actor."""
+        """How many calls may run at once; 0 without a concurrent actor."""
 
     def sleep(self, frame: StackFrame, seconds: float) -> None:
-        """Have one call sleep, while others go on."""
+        """Have one call sleep while others go on."""
         frame.wait = Wait(lambda: False, lambda _: None, self.process.now + seconds, False)
 
     def advance(self) -> None:
@@ -555,6 +553,6 @@ class Beside:
         process.world.states["quiet checkpoint"] += 1
 
     def deadline(self) -> float | None:
-        """Return the earliest deadline of the calls that wait."""
+        """The earliest deadline of waiting calls."""
         waits = (each.wait for each in self.process.stack if each.wait is not None)
         return min((wait.deadline for wait in waits if wait.deadline is not None), default=None)

@@ -1,8 +1,7 @@
 """A deterministic world: a node of production machines, a driver, a program, faults, and a clock that only moves from event to event.
 
-All randomness comes from generators named after what they decide (delays, losses, crashes, the program), so that a change of one
-leaves the others as they are. ``World(seed).run()`` returns the result, with the failure if there is one. The same seed always fails
-in the same way.
+All randomness comes from generators named after what they decide (delays, losses, crashes, the program), so that a change of one leaves the
+others as they are. ``World(seed).run()`` returns the result, with the failure if there is one. The same seed always fails in the same way.
 """
 
 from __future__ import annotations
@@ -66,10 +65,10 @@ LIMIT = 400.0
 """Virtual seconds within which each phase of a world must end."""
 EVENTS_MAX = 40_000
 FOREVER_EVENTS_MAX = 200_000
-"""Further events while tasks run to their end whose cancel was lost. If others wait behind one, a daemon has a hundred turns a second."""
+"""Further events while tasks whose cancel was lost run to their end. If others wait behind one, a daemon has a hundred turns a second."""
 CHECK_EVERY = 0.05
 OUTLIVING = 0.4
-"""Share of the worlds of several nodes that have programs whose children outlive their parents."""
+"""Share of the worlds of several nodes in which children outlive their parents."""
 
 
 class Failure(Exception):
@@ -83,14 +82,13 @@ class WorldResult(NamedTuple):
     failure: str
     events: int
     states: Counter[str]
-    """How often each state was reached, by name."""
 
 
 class World(Agenda):
-    """One world. ``observer`` is called with (time, from, to, message) for every message that is delivered.
+    """One world. ``observer`` is called with (time, from, to, message) for every delivered message.
 
     ``kind`` chooses among programs and faults. ``faults`` and ``program`` replace those of the seed, as a test needs them; ``reduced``
-    replaces both by fewer (``shrinking``), and all else remains the seed's.
+    replaces both by fewer (``shrinking``). All else remains the seed's.
     """
 
     def __init__(
@@ -137,7 +135,7 @@ class World(Agenda):
                 elif kind.durable:
                     self.faults = with_deaths_of_nodes(self.faults, seed)
         self.more = SHARE if kind.groups and kind.actors else ()
-        """Resources that each node has, besides the usual ones."""
+        """Resources of each node, besides the usual ones."""
         self.layout: Layout | None = None
         """Its nodes, where the driver's has no CPUs."""
         self.settings = {**_settings(self.shape), **apart, **(settings or {})}
@@ -149,14 +147,11 @@ class World(Agenda):
         self._losses = random.Random(f"{seed}/losses")
         self.orders = random.Random(f"{seed}/orders")
         self.frame_rows = random.Random(f"{seed}/frame rows").choice((1, 4, FRAME_ROWS)) if self.faults.jitter else FRAME_ROWS
-        """Rows after which a process begins another frame. It may die between any two frames."""
         self._names = 0
         self.rate = random.Random(f"{seed}/rate of agents").choice((50, 1000)) * MiB if self.faults.jitter else 1000.0 * MiB
         self._events_max = EVENTS_MAX
         self.cancel_forgotten = False
-        """Whether a cancelled task ended normally because a restarted daemon had lost the cancel (``docs/limits.md``)."""
         self.cancellers: dict[bytes, set[bytes]] = {}
-        """Incarnations of the processes that have cancelled each task."""
         self.hoarding = kind.actors and program is None and hoards(seed)
         usual = TravellingActorAuthor if kind.nodes > 1 else ActorAuthor
         author = CircleAuthor if kind.circles else Hoarder if self.hoarding else usual if kind.actors else Author
@@ -210,10 +205,10 @@ class World(Agenda):
         self.wait_graph = WaitGraph(self)
         self.detached = Detached()
         self.former_job = b""
-        """The job of the first driver, where another one has begun."""
+        """The job of the first driver, once another one has begun."""
         self._node_clocks = random.Random(f"{seed}/clocks of nodes")
         self.nodes: list[Node] = []
-        """All nodes, dead ones included. The first is the head."""
+        """The first node is the head."""
         self.node_faults = ClusterFaults(self, self.faults.nodes)
         if kind.nodes == 1:
             self.nodes.append(Node(self, str(seed), self.cpus, self.pieces))
@@ -233,14 +228,14 @@ class World(Agenda):
     def _pieces(self) -> int:
         """Choose the size of the arena in pieces. Every other arena is so small that values are written and read on disk.
 
-        Hoarding programs never have a small one: retained rows of a log may need values that only these rows rebuild (docs/limits.md).
+        Hoarding programs have no small one: retained rows of a log may need values that only these rows rebuild (docs/limits.md).
         """
         usual = self.shape.choice((12, 16, 24))
         small = random.Random(f"{self.seed}/small store").choice((0, 0, 0, 2, 3, 4))
         return small if small and not self.hoarding else usual
 
     def _begin_cluster(self, count: int) -> None:
-        """Start several nodes; the first is the head of their cluster. Some join later, where the faults say so."""
+        """Start several nodes; the first is the head. Some join later, where the faults say so."""
         if self.layout is not None:
             self._begin_bare(self.layout)
             return
@@ -254,7 +249,7 @@ class World(Agenda):
                 start()
 
     def _begin_bare(self, nodes: Layout) -> None:
-        """Start the head and the driver's node, and the others later. Some that join are known sooner to one node than to another."""
+        """Start the head and the driver's node, and the others later. Some nodes receive the news of one that joins sooner than others."""
         rng = random.Random(f"{self.seed}/bare joins")
         for number, delay in enumerate(nodes.begins, 1):
             start = partial(self.start_node, number)
@@ -276,7 +271,6 @@ class World(Agenda):
         self.nodes.append(Node(self, f"{self.seed}/node{number}", cpus[number - 1], self.pieces, number, more))
 
     def _start_driver(self) -> None:
-        """Start the driver, in a cluster once its node is a member."""
         node = self.driver.node
         if isinstance(node, Node) and node.number and not node.joined_as:
             self.after(0.001, self._start_driver)
@@ -300,7 +294,7 @@ class World(Agenda):
         return Clock(self, self._clocks.random() * CLOCKS_APART if self._clocks is not None else 0.0)
 
     def node_clock(self, number: int) -> Clock | None:
-        """Make the clock of a node of a cluster; None if each of its processes has one of its own."""
+        """Make a node's clock; None if each of its processes has its own."""
         if not self.faults.nodes.clocks or self._clocks is not None:
             return None
         rate = 1.0 + (2.0 * self._node_clocks.random() - 1.0) * RATES_APART
@@ -309,7 +303,7 @@ class World(Agenda):
     # -- processes --
 
     def incarnation(self) -> bytes:
-        """Return a new incarnation. Incarnations are numbered, so that traces can be read."""
+        """A new incarnation, numbered for traces."""
         self._names += 1
         return bytes((1,)) + self._names.to_bytes(3, "big") + bytes(4)
 
@@ -326,7 +320,7 @@ class World(Agenda):
         return {token: worker for node in self.nodes for token, worker in node.workers.items()}
 
     def task_record(self, task_id: bytes) -> TaskRecord | None:
-        """The record of a task at its home."""
+        """A task's record at its home."""
         found = (node.daemon.scheduler.tables.tasks.get(task_id) for node in self.living)
         return next((task for task in found if task is not None and not task.function.delegated), None)
 
@@ -341,7 +335,7 @@ class World(Agenda):
         return any(process.pid == pid for process in self.processes()) or any(each is not None and each.pid == pid for each in agents)
 
     def condemned(self, frame: StackFrame) -> bool:
-        """Whether a body is to be stopped, or its job has ended. Its children may fail before it is stopped itself."""
+        """Whether a body is to be stopped, or its job has ended."""
         if not self.driver.alive:
             return True  # The job has ended, or is about to end.
         item = frame.item
@@ -359,12 +353,12 @@ class World(Agenda):
         return len(self.nodes) > 1 and record.attempt != item.attempt  # It runs elsewhere, since the node of this one is dead.
 
     def caller_lives(self, frame: StackFrame) -> bool:
-        """Whether the process that made the call which this body runs still lives."""
+        """Whether the caller of this body's call lives."""
         caller = frame.item.caller[:INCARNATION_BYTES] if type(frame.item) is Invocation else b""
         return any(each.incarnation == caller for each in self.processes())
 
     def who(self, incarnation: bytes) -> str:
-        """Return a process's readable name."""
+        """A process's readable name."""
         plain = control_of(incarnation) if is_control(incarnation) else incarnation
         for node in self.nodes:
             if plain in (node.daemon.incarnation, node.identifier):
@@ -403,7 +397,7 @@ class World(Agenda):
     def last_dropped(self, identifier: bytes) -> None:
         """Fail if a process was notified that no ref to an object is left, and another living process has one.
 
-        A value that a stream has yielded may be freed by one reader of the stream while another one requests it.
+        One reader of a stream may free a yielded value while another one requests it.
         """
         self.states["last ref dropped"] += 1
         is_over = self.driver.machine.farewell is not None or not self.driver.alive
@@ -414,15 +408,15 @@ class World(Agenda):
                 self.fail(f"no ref to {short(identifier)} is left, and {process.name} has {entry.refs}")
 
     def refused(self, sender: bytes, to: bytes, message: m.Message) -> None:
-        """Fail if a living process sent a message that the daemon refuses. Frames of a process that has died may arrive later."""
+        """Fail if the daemon refuses a message of a living process. Frames of a dead process may arrive later."""
         self.states["refused"] += 1
         if any(process.incarnation == sender for process in self.processes()):
             self.fail(f"the daemon refuses {type(message).__name__}, which {self.who(sender)} has sent to {to!r}")
 
     def refused_by(self, name: str, sender: bytes, message: m.Message) -> None:
-        """Fail if a process refuses a message of another living process.
+        """Fail if a process refuses a message of a living one.
 
-        Only directly submitted tasks and their results may arrive after the permission for them has ended.
+        Only directly submitted tasks and their results may arrive after their permission has ended.
         """
         self.states["refused by a process"] += 1
         lives = any(process.incarnation == sender for process in self.processes())
@@ -441,7 +435,7 @@ class World(Agenda):
             self.elastic.after_turn(daemon)
 
     def between_nodes(self, daemon: SimDaemon, node: bytes, envelopes: list[Envelope]) -> None:
-        """Observe what a daemon sends to the daemon of another node."""
+        """Observe messages to another node's daemon."""
         self.invariants.between_nodes(daemon, node, envelopes)
         if self.elastic is not None:
             self.elastic.between_nodes(daemon, envelopes)
@@ -479,7 +473,6 @@ class World(Agenda):
         self.network.lossy = False
 
     def _crash_worker(self, rng: random.Random, chosen: Callable[[Worker], bool]) -> None:
-        """Crash one of the workers that ``chosen`` accepts."""
         workers = [worker for worker in self.workers.values() if chosen(worker.worker) and not self._would_be_condemned(worker)]
         if workers:
             worker = rng.choice(workers)
@@ -487,7 +480,7 @@ class World(Agenda):
             self.after(0.02, lambda: worker.die("killed") if worker.effects_left is not None else None)
 
     def _would_be_condemned(self, worker: WorkerProcess) -> bool:
-        """Whether one more death would have the scheduler fail a task of this worker as one that kills its workers."""
+        """Whether one more death would have the scheduler fail this worker's task as one that kills its workers."""
         found = (self.task_record(frame.item.row[0]) for frame in worker.stack if frame.item is not None)
         crashes = max((task.rare.crashes for task in found if task is not None and task.rare is not None), default=0)
         return crashes + 1 >= ALONE_AFTER + self.config.poison_kills
@@ -505,7 +498,7 @@ class World(Agenda):
         self.after(0.02, lambda: self.daemon_died(daemon))
 
     def _fill(self, seconds: float) -> None:
-        """Fill the disk for some seconds, unless the driver has no job yet: a full disk refuses jobs."""
+        """Fill the disk for some seconds, once the driver has a job: a full disk refuses jobs."""
         journal = self.nodes[0].journal
         if self.driver.machine.welcomed and not journal.full:
             journal.full = "no space left on device"
@@ -527,7 +520,7 @@ class World(Agenda):
             daemon.event(b"L", m.MemoryPressure(10, 1000, usage))
 
     def lose(self, share: float) -> None:
-        """Delete a share of the files whose results actors' logs can rebuild."""
+        """Delete a share of the files that actors' logs can rebuild."""
         daemon = self.daemon
         if not daemon.alive or daemon.scheduler.tables.recovering:
             return
@@ -575,7 +568,7 @@ class World(Agenda):
             self._empty(lambda: self.invariants.job_gone(self.former_job), "the former job has ended")
 
     def _to_the_next_driver(self) -> None:
-        """Run until the first driver has died, or its program has ended, and all faults are over. Then start the next one, on the head."""
+        """Run until all faults are over and the first driver has died, or its program ended. Then start the next driver, on the head."""
         first = self.driver
         if self.faults.driver_crash:
             self._until(lambda: not first.alive, "the driver's death")
@@ -628,7 +621,7 @@ class World(Agenda):
         return any(task.state == ASSIGNED and self._cancel_lost(task) for task in tasks)
 
     def _cancel_lost(self, task: TaskRecord) -> bool:
-        """Whether a task runs again for its value, or all who had it cancelled have died, like the daemon that they had notified."""
+        """Whether a task runs again for its value, or all who cancelled it died, and the daemon that they notified, too."""
         if task.rare is not None and (task.rare.rebuilt or task.rare.stopped):
             return task.rare.rebuilt
         cancellers = self.cancellers.get(task.id, set())
@@ -643,7 +636,7 @@ class World(Agenda):
             self.cancel_forgotten |= task is not None and self._cancel_lost(task)
 
     def before_release(self) -> Generator[tuple[Any, ...], Any, None]:
-        """Wait for calm at the end of the driver's program, then compare the refs of processes with the holders in the daemon's tables."""
+        """Wait for calm, then compare refs of processes with the daemons' holders."""
         for _ in range(200):
             if self.is_calm():
                 self.invariants.calm()
@@ -693,7 +686,7 @@ class World(Agenda):
 
 
 def run_seed(seed: int, kind: Kind = ONE_NODE, **more: Any) -> WorldResult:
-    """Run one world of a kind; ``more`` are further arguments of ``World``. An exception that a machine raises is the result's failure."""
+    """Run one world; ``more`` are further arguments of ``World``. An exception of a machine is the result's failure."""
     try:
         return World(seed, kind, **more).run()
     except Exception as error:  # The simulator searches for every exception that a machine can raise.
@@ -739,7 +732,7 @@ def _direct_submission(rng: random.Random) -> dict[str, Any]:
 def choose_faults(rng: random.Random, seed: int = 0, actors: bool = False) -> Faults:
     """Choose the faults of a seed: often one kind alone, sometimes all of them.
 
-    The disk fills only where there are logs to be written and no daemon dies: the next one would not have the unwritten rows.
+    The disk fills only where there are logs to write and no daemon dies: the next one would lack the unwritten rows.
     """
     chosen = _choose_faults(rng)
     disk = random.Random(f"{seed}/does the disk fill")

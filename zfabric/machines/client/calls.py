@@ -2,7 +2,7 @@
 
 A call goes to the actor's process over a link that keeps the order, once per incarnation. Before, it may wait for the location, for
 arguments, and, with refs or as a stream, for the scheduler to have recorded these. A call that waits for arguments delays later calls of
-the same task and concurrency group, but none of an actor that runs several at once.
+the same task and concurrency group, unless its actor runs several calls at once.
 """
 
 from __future__ import annotations
@@ -86,19 +86,19 @@ class Calls:
         self.gone: list[bytes] = []
         """Incarnations without living actors: the shell closes its links."""
         self._locations: dict[bytes, tuple[bytes, int]] = {}
-        """(incarnation, attempt) by actor. The links to these are open."""
+        """(incarnation, attempt) by actor, with an open link."""
         self.blocked: dict[Target, None] = {}
         """Actors with a first call that waits for arguments."""
         self.awaited: dict[bytes, dict[bytes, None]] = {}
-        """Parked calls, by what makes the argument."""
+        """Parked calls, by the task or call that makes the argument."""
         self.news: list[bytes] = []
-        """Ended ones of ``awaited``, for ``progress``."""
+        """Keys of ``awaited`` that have ended, for ``progress``."""
         self.delayed: dict[Target, None] = {}
         """Actors with calls that wait."""
         self._confirmed_by: dict[int, list[bytes]] = {}
-        """Calls that wait for each query: its answer shows that the scheduler has received everything to which they refer."""
+        """Calls that wait for each query, whose answer shows that the scheduler has received everything to which they refer."""
         self._to_ask: list[bytes] = []
-        """Calls that wait for a query of the next frame: one for all."""
+        """Calls that wait for one query of the next frame."""
         self._ahead: list[Send] = []
         """Messages to send ahead of calls."""
         self._orders: list[Send] = []
@@ -133,7 +133,7 @@ class Calls:
         return tuple(row for row in counts if row[1])
 
     def call(self, actor_id: bytes, row: Row, returns: int, retries: int, keeps: bool = False, unordered: bool = False) -> bytes:
-        """Queue a call; this process holds its values. Return the first value's id.
+        """Queue a call whose values this process holds. Return the first value's id.
 
         ``row`` is as in ``Call``, without values of dependencies. ``retries``, ``keeps`` and ``unordered`` are as in ``Target``, the same
         for all calls of an actor.
@@ -176,7 +176,7 @@ class Calls:
         return identifier
 
     def recall(self, call_id: bytes, returns: int, status: int, outputs: Row) -> None:
-        """Add refs to an earlier life's call, with its outcome from the log."""
+        """Add refs to an earlier life's call, with its logged outcome."""
         for index in range(returns):
             identifier = call_value(call_id, index)
             entry = self._objects.entry(identifier)
@@ -215,7 +215,7 @@ class Calls:
             self.delayed.pop(target, None)
 
     def _send_lane(self, target: Target, lane: deque[Row]) -> None:
-        """Send a lane as far as possible; fail all if the actor is dead."""
+        """Send a lane as far as possible; fail its calls if the actor is dead."""
         while lane:
             if lane[0][0] not in self.pending:
                 lane.popleft()  # The incarnation before this one has returned it after all.
@@ -240,7 +240,7 @@ class Calls:
             return
 
     def _send_complete(self, target: Target, row: Row) -> bytes | None:
-        """Send a call, or fail it with a dependency, and return None. Else return what it waits for: a missing object, or empty for the
+        """Send a call, or fail it with a dependency, and return None. Else return the missing object for which it waits, or empty for the
         scheduler.
         """
         if len(row) == 3:
@@ -356,7 +356,7 @@ class Calls:
             self.news += [key for row in message.rows if (key := row[0][:TASK_BYTES]) in self.awaited]
 
     def progress(self) -> None:
-        """Send calls whose arguments have arrived. One that fails may be what others wait for."""
+        """Send calls whose arguments have arrived. Others may wait for one that fails."""
         before = -1
         while self.news or (self.blocked and len(self.pending) != before):
             before = len(self.pending)
@@ -403,7 +403,7 @@ class Calls:
         return None if target is None else (target.state, bool(target.incarnation) or target.attempt > 1)
 
     def take_lone(self) -> Send | None:
-        """Take the only call to send, if no message must go ahead of it."""
+        """Take the only call to send, if no message must precede it."""
         if self.queued != 1 or len(self._to_send) != 1 or self._receipts or self._ahead or self._orders:
             return None
         target = next(iter(self._to_send))
@@ -457,10 +457,7 @@ class Calls:
         self.returned(message.rows)
 
     def returned(self, rows: Iterable[Row], is_local: bool = False) -> None:
-        """Store outcomes; ignore second ones.
-
-        ``is_local``: this process made them, so the scheduler has recorded none.
-        """
+        """Store first outcomes. ``is_local``: this process made them, so the scheduler has recorded none."""
         pending, extras = self.pending, self._extras
         entries, watchers = self._entries, self._objects.watchers
         for call_id, status, outputs in rows:
@@ -495,8 +492,8 @@ class Calls:
                 self._release_if_done(target)
 
     def _left(self, target: Target, call_id: bytes) -> None:
-        """Hold back calls of an actor that ended itself in this call, until the scheduler reports the end; also sent ones that were to run
-        after it.
+        """Hold back calls of an actor that ended itself in this call, also sent ones that were to run after it, until the scheduler reports
+        the end.
         """
         target.state = CREATING
         last = target.sent.get(call_id)
@@ -617,7 +614,7 @@ class Calls:
                 self.targets.pop(actor_id, None)  # It was called by a handle that does not count.
 
     def on_repeat_calls(self, now: float, source: Address, message: m.RepeatCalls) -> None:
-        """Repeat calls of an actor elsewhere."""
+        """Repeat calls of an actor on another node."""
         target = self.targets.get(message.actor_id)
         if target is not None and target.address == source:
             self._repeat(target)
@@ -702,7 +699,7 @@ class Calls:
         return tuple((identifier, target.actor_id) for identifier, target in found if target is not None)
 
     def may_end(self, object_ids: Iterable[bytes]) -> bool:
-        """Whether the call of one of these may end without running: by its timeout, or cancelled."""
+        """Whether a call of these objects may end without running: by its timeout, or cancelled."""
         found = (self._extras.get(each[:TASK_BYTES]) for each in object_ids) if self._extras else ()
         return any(extras is not None and (extras.limited or extras.stopped is not None) for extras in found)
 
@@ -777,6 +774,6 @@ def _is_recorded(status: int, value: Any) -> bool:
 
 
 def _outcome_request(row: Row) -> Row:
-    """A request for the outcome of a call that may have run: a checkpoint may have it."""
+    """Request the outcome of a call that may have run: a checkpoint may have it."""
     dependencies, options = (row[DEPENDENCIES], row[CALL_OPTIONS] or ()) if len(row) > DEPENDENCIES else ((), ())
     return row if ("ask", True) in options else (*row[:3], dependencies, (), (*options, ("ask", True)))

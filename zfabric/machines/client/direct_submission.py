@@ -1,6 +1,6 @@
 """The driver's side of direct submission (decision 0016).
 
-The scheduler allows it, and both the driver and the worker report each task to it.
+The scheduler allows it, and receives a report of each task from the driver and from the worker.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ class DirectSubmitter:
         self.allowed: set[bytes] = set()
         """Workers allowed to this driver: they send it values."""
         self._received: dict[bytes, int] = {}
-        """Values that each of these has sent."""
+        """Values received from each allowed worker."""
         self._outbox = outbox
         self._daemon = b""
         self._first_attempt = 0
         self._ready: Send | None = None
         """A task to send now."""
         self._unreported: dict[bytes, list[Row]] = {}
-        """Unreported tasks, by worker. The workers report them too, so several may share one message."""
+        """Unreported tasks, by worker. Several may share one message, since the workers report them too."""
 
     def connect(self, daemon: bytes) -> None:
-        """Set the daemon: a worker refuses tasks of a driver with another one."""
+        """Set the daemon: a worker refuses tasks of another daemon's drivers."""
         self._daemon = daemon
 
     def submit(self, row: Row) -> None:
-        """Send a task to its function's worker; nothing else is pending."""
+        """Send a task to its function's worker. Nothing else may be pending."""
         worker = self.workers[row[1]]
         self._ready = Send(WORKER + worker, m.SubmitDirect(self._daemon, (row,), self._first_attempt))
         self._unreported.setdefault(worker, []).append(row)
@@ -64,7 +64,7 @@ class DirectSubmitter:
         return reports
 
     def on_direct_allowed(self, now: float, source: Address, message: m.DirectAllowed) -> None:
-        """Submit tasks of these functions to a worker; without functions, none."""
+        """Submit tasks of these functions, or none, to a worker."""
         self.workers = {function: worker for function, worker in self.workers.items() if worker != message.worker}
         self.workers.update(dict.fromkeys(message.functions, message.worker))
         self._first_attempt = message.attempt

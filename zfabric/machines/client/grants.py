@@ -1,7 +1,7 @@
 """The client's grants: which bytes of the arena this process may write, and how many it has used.
 
-After ``allocate``, the writer calls ``finished`` once the object is sealed *and its place is in a message on its way*, or ``abandon``. A
-grant is returned only while no write in it is under way: bytes that the store has freed are never written. Offsets are payloads': the
+After ``allocate``, the writer calls ``finished`` once the object is sealed *and a message with its place is on its way*, or ``abandon``. A
+grant is returned only while no write in it is under way: bytes that the store has freed are never written. Offsets are payloads'; the
 header is in the 64 bytes before. Used under the client's lock.
 """
 
@@ -85,7 +85,7 @@ class Grants:
         return None
 
     def nearly_spent(self, size: int, least: int) -> bool:
-        """Whether to request the next grant: less than ``least`` bytes are left, or less than half before any was used up."""
+        """Whether to request the next grant: less than ``least`` bytes are left, or less than half before any grant was used up."""
         need = footprint(size)
         shared = [grant for grant in self._grants.values() if not grant.exact]
         if not self._used_up:
@@ -111,7 +111,7 @@ class Grants:
         return None
 
     def abandon(self, offset: int) -> Rest | None:
-        """Record that an object will not be written. Return the grant's row if that ends it."""
+        """Record that an object will not be written. Return the grant's row if the grant ends."""
         start = offset - HEADER_BYTES
         grant = self._holding(start)
         grant.abandon(start)
@@ -147,8 +147,8 @@ class Grants:
         return self._drop(grant) if grant is not None and not grant.writing else None
 
     def rows(self) -> tuple[tuple[int, int, int], ...]:
-        """For ``GrantsHeld``: (offset, size, used). The store reports finished objects, so each grant becomes its unused rest (``used`` is
-        0), and each object being written an exact grant (``used`` is its size).
+        """For ``GrantsHeld``: (offset, size, used). The store reports finished objects: a grant becomes its unused rest (``used`` is 0),
+        and an object being written an exact grant (``used`` is its size).
         """
         held: dict[int, Grant] = {}
         for grant in self._grants.values():

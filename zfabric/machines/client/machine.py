@@ -1,4 +1,4 @@
-"""The client: what one process submits, holds and waits for.
+"""The client as a machine.
 
 All messages to the local scheduler share one ordered outbox: ``Hold`` goes ahead of ``Release``, ``Put`` ahead of the row that names the
 value. Rows are retained until their outcome, values (and rows of values in the arena) until the last ref is dropped; ``rejoin`` repeats
@@ -53,12 +53,12 @@ class Client:
         self.leaving = False
         """Whether ``Goodbye`` was sent, without ``Farewell``."""
         self.exiting: set[bytes] = set()
-        """Actors here that ended themselves; repeated, so that a restarted scheduler does not restart them."""
+        """Actors here that ended themselves: repeated, so that a restarted scheduler does not restart them."""
         self.refused: m.Refused | None = None
         self.written: dict[bytes, Row] = {}
-        """Unacknowledged ``Put`` rows: by the object store for the arena, by the control store for durable values."""
+        """``Put`` rows unacknowledged by the object store (for the arena) or the control store (for durable values)."""
         self.committed: dict[bytes, str] = {}
-        """Durable values that are answered for: an error or empty."""
+        """Answered durable values: an error or empty."""
         self.notices: deque[m.Notice | m.LogLines] = deque()
         self.printed = False
         """Whether output was written, to be shown ahead of an outcome."""
@@ -123,7 +123,7 @@ class Client:
 
     @property
     def urgent(self) -> bool:
-        """Whether anything is to be sent but releases, and reports of tasks that a worker has already."""
+        """Whether anything but releases, and reports of tasks that a worker has, is to be sent."""
         return bool(self.submitted or self._controls) or self.outbox.urgent or self.calls.unsent or self.direct.urgent
 
     # -- operations of users --
@@ -184,7 +184,7 @@ class Client:
         self.passed.add(identifiers)
 
     def rest(self) -> None:
-        """Once a second: report arguments, return room, drop refs passed on a while ago."""
+        """Once a second: report arguments, return room, drop refs passed on earlier."""
         self.arguments.report_all()
         self.reservations.rest()
         self.passed.rest()
@@ -302,7 +302,7 @@ class Client:
     def rejoin(self, register: m.Register, running: tuple[m.Message, ...] = (), unread: tuple[Row, ...] = ()) -> None:
         """Repeat everything held and requested; drop whatever was to be sent.
 
-        A worker adds what it runs, and the places that came with tasks it has not begun.
+        A worker adds what it runs, and the places that came with unbegun tasks.
         """
         self.arguments.report_all()
         self._controls = []
@@ -348,7 +348,7 @@ class Client:
         return self.direct.take() or self.calls.take_lone() or self._take_lone_task()
 
     def _take_lone_task(self) -> Send | None:
-        """Take a task that says where it runs, if only releases go besides: it names nothing that others must know first."""
+        """Take a task that says where it runs, if only releases go besides: it names nothing that others must receive first."""
         outbox = self.outbox
         if outbox.kind is not m.Submit or self._controls or self.calls.unsent or self.direct.unsent:
             return None
@@ -390,7 +390,7 @@ class Client:
         return {each: (refs.get(each, 0), taken[each]) for each in refs.keys() | taken.keys() if refs.get(each) or taken[each]}
 
     def check_invariants(self) -> None:
-        """Check that no count is negative, and that unread failures have refs."""
+        """Check that counts are not negative, and that unread failures have refs."""
         for task_id, (_, names) in self.unread.held.items():
             if not names <= self.entries.keys():
                 raise InvariantViolation(f"a failure of {task_id.hex()} is held, which nobody can read any more")

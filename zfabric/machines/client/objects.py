@@ -20,9 +20,9 @@ Place = tuple[int, int]
 class ObjectEntry:
     """An object with refs here, or of a submitted task without an outcome.
 
-    The two commonest kinds have no instance of this class, since every Python object costs the garbage collector time. In
-    ``ObjectTable.entries`` a *row* stands for a task with one value, one ref and no outcome, and *bytes* for a small value with one ref.
-    ``ObjectTable.entry`` makes an instance of either.
+    The two commonest kinds have no instance, since every Python object costs the garbage collector time. In ``ObjectTable.entries`` a *row*
+    stands for a task with one value, one ref and no outcome, and *bytes* for a small value with one ref. ``ObjectTable.entry`` makes an
+    instance of either.
 
     ``data`` is inline bytes, a place in the arena, or None where it must be fetched. ``row`` is the task row until its outcome arrives.
     """
@@ -73,7 +73,7 @@ class ObjectTable:
         return sum(len(value) for value in values if type(value) is bytes)
 
     def lookup(self, identifier: bytes) -> ObjectEntry:
-        """An object's entry; a new one has no refs: the program's is not counted here."""
+        """An object's entry; a new one has no refs, since the program's is not counted here."""
         entry = self.entry(identifier)
         if entry is None:
             entry = self.entries[identifier] = ObjectEntry(0, ABSENT, None, None)
@@ -108,7 +108,7 @@ class ObjectTable:
         return type(found) is ObjectEntry and found.status > OK
 
     def first_failure(self, identifiers: Iterable[bytes]) -> tuple[bytes, ...]:
-        """The first of these with a failure here, if any."""
+        """The first of these objects that has failed here, if any."""
         for identifier in identifiers:
             found = self.entries.get(identifier)
             if type(found) is ObjectEntry and found.status > OK:
@@ -154,7 +154,7 @@ class ObjectTable:
 class Pins:
     """Places in the arena that this process has received, and its values that look into them.
 
-    Each received place is a pin (``Unpin``), released when this process has neither a ref to the object nor a value that looks into it.
+    Each received place is a pin, released (``Unpin``) when this process has neither a ref to the object nor a value that looks into it.
     ``referred`` has objects with refs; ``unpin`` releases one pin.
     """
 

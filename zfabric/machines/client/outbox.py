@@ -15,7 +15,7 @@ from zfabric.protocol.ids import Address
 
 
 class Outbox:
-    """Batches in order. Frequent senders append to ``tail`` while ``kind`` is theirs and there is room."""
+    """Batches in order. Frequent senders append to ``tail`` while it has room and ``kind`` is theirs."""
 
     __slots__ = ("_batches", "kind", "tail")
 

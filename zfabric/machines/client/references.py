@@ -21,7 +21,7 @@ PASSED_MAX = 100_000
 
 
 class ReceivedReferences:
-    """Refs received from others, inside values, and as copies. ``Releases`` takes them away."""
+    """Refs received from others, inside values, and as copies. ``Releases`` removes them."""
 
     def __init__(
         self, objects: ObjectTable, outbox: Outbox, results: SharedResults, retained: RetainedObjects, unread: UnreadFailures
@@ -61,17 +61,17 @@ class ReceivedReferences:
 class RetainedObjects:
     """Rows, outcomes and refs by object: what a row without an outcome names, and rows of values that are only in the arena.
 
-    A restarted scheduler receives both: unfinished tasks need the former, rebuilds the latter. Refs inside a value count as refs of this
-    process while it has the value.
+    A restarted scheduler receives both: unfinished tasks need the former, rebuilds the latter. Refs inside a value count as this process's
+    while it has the value.
     """
 
     def __init__(self, objects: ObjectTable, pins: Pins) -> None:
         self.lineage: dict[bytes, Row] = {}
         """Rows of values in the arena, and of actors, for a restarted scheduler."""
         self.values: dict[bytes, set[bytes]] = {}
-        """By task of ``lineage`` with several values: those with refs here."""
+        """Values with refs here, by task of ``lineage`` with several values."""
         self.needed: Counter[bytes] = Counter()
-        """Rows without an outcome that name each."""
+        """How many rows without an outcome name each object."""
         self.retired: dict[bytes, ObjectEntry] = {}
         """Outcomes of needed objects without refs here."""
         self.containing: dict[bytes, tuple[bytes, ...]] = {}
@@ -170,8 +170,8 @@ class PassedReferences:
     """Refs to results of tasks that this process has passed on in outcomes, for one to two rests. Used under the client's lock.
 
     What a task submits may end, and all its refs may have left with the task's value, before its row is in the control store
-    (``lineage_delay``). Then only the daemon has a small result, and a daemon that dies would take it along. So the submitter keeps its
-    refs for a second or two longer: it repeats the row, or the result, to the next daemon.
+    (``lineage_delay``). Then only the daemon has a small result, which is lost if the daemon dies. So the submitter keeps its refs for a
+    second or two longer: it repeats the row, or the result, to the next daemon.
     """
 
     def __init__(self, objects: ObjectTable) -> None:
@@ -185,7 +185,7 @@ class PassedReferences:
         return bool(self._recent or self._older)
 
     def add(self, identifiers: Collection[bytes]) -> None:
-        """Keep one more ref to each result of a task; the process has refs to all."""
+        """Add a ref to each result of a task; the process has refs to all."""
         for identifier in identifiers:
             entry = None if is_put(identifier) or is_call(identifier) else self._objects.entry(identifier)
             if entry is not None:

@@ -24,17 +24,17 @@ Callback = Callable[[bytes], None]
 class LastReferences:
     """Callbacks for when no ref is left here, or anywhere in the cluster. Used and called under the client's lock.
 
-    For the second kind the scheduler is asked, which answers when nothing needs the object
-    (``local_scheduler/nodes/reference_watches.py``). It must have a record of the object: results of calls are shared, arguments reported.
+    For the second kind, the scheduler answers when nothing needs the object (``local_scheduler/nodes/reference_watches.py``). It must have
+    a record of the object: results of calls are shared, arguments reported.
     """
 
     def __init__(self, outbox: Outbox, results: SharedResults, arguments: Arguments) -> None:
         self.here: dict[bytes, list[Callback]] = {}
-        """What waits for the last ref here."""
+        """Callbacks that wait for the last ref here."""
         self.everywhere: dict[bytes, list[Callback]] = {}
-        """What waits for the last ref anywhere."""
+        """Callbacks that wait for the last ref anywhere."""
         self.count = 0
-        """Number of call backs that wait."""
+        """Callbacks that wait."""
         self._outbox = outbox
         self._results = results
         self._arguments = arguments
@@ -52,11 +52,11 @@ class LastReferences:
         self.everywhere.setdefault(identifier, []).append(callback)
 
     def dropped(self, identifier: bytes) -> None:
-        """Call back: the last ref here was dropped."""
+        """Call back for an object whose last ref here was dropped."""
         self._call(self.here, identifier)
 
     def on_unreferenced(self, now: float, source: Address, message: m.Unreferenced) -> None:
-        """Call back: nothing in the cluster needs these."""
+        """Call back for objects that nothing in the cluster needs."""
         for identifier in message.object_ids:
             self._call(self.everywhere, identifier)
 

@@ -1,7 +1,7 @@
 """The client's room in the arena: requests to the object store, its answers, and the resulting grants (decision 0001).
 
 A large object gets room of its own; smaller ones share grants. Without room for grants, each object has room of its own, perhaps a file.
-The client's lock is held. ``Arguments`` are values in that room of which the store has not been notified.
+The client's lock is held.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Reservations:
         return token not in self.requests
 
     def take(self, token: int) -> m.Granted | m.NoSpace | None:
-        """Take an answer; None without one, or if it was a grant requested ahead."""
+        """Take an answer; None without one, or if the grant was requested ahead."""
         return self.answers.pop(token, None)
 
     def cancel(self, token: int) -> None:
@@ -115,7 +115,7 @@ class Reservations:
             self.answers[message.token] = message
 
     def on_no_space(self, now: float, source: Address, message: m.NoSpace) -> None:
-        """Note that there is no room."""
+        """Record that there is no room."""
         if self.requests.pop(message.token, None) is None:
             return
         self.wish = self._grant_bytes
@@ -133,7 +133,7 @@ class Reservations:
             self._send(m.ReturnGrant(*row))
 
     def rest(self) -> None:
-        """If nothing was written since the last call, return surplus grants and begin with small requests again."""
+        """If nothing was written since the last call, return surplus grants and restart with small requests."""
         if self._rested and self.wish > self._grant_bytes:
             self.wish = self._grant_bytes
             for row in self.grants.idle(self._grant_bytes):
@@ -161,12 +161,12 @@ class Arguments:
     """Large arguments of calls, of which only the actor that copies them has been notified (decision 0004). ``most``: bytes of them.
 
     Their caller writes such a value into a grant of its own, and uses the room again if the outcome comes soon. The value is reported once
-    the actor is elsewhere, or is to fetch it; much is under way, or for long; or the store wants room.
+    the actor is elsewhere, or is to fetch it; when many bytes, or this value for long, are under way; or when the store wants room.
     """
 
     def __init__(self, outbox: Outbox, reservations: Reservations, written: dict[bytes, Row], most: int) -> None:
         self.places: dict[bytes, Place] = {}
-        """Where they are, the oldest first."""
+        """Places by object id, the oldest first."""
         self.void: Callable[[int], None] = _nothing
         """Voids the header of the value at an offset."""
         self._outbox = outbox

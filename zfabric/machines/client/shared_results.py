@@ -20,7 +20,7 @@ class SharedResults:
 
     def __init__(self, objects: ObjectTable, outbox: Outbox, pending: PendingCalls) -> None:
         self.ids: set[bytes] = set()
-        """What the scheduler has or expects."""
+        """Results that the scheduler has or expects."""
         self.awaited: set[bytes] = set()
         """Promised results that have not arrived."""
         self._objects = objects

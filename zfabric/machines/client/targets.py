@@ -54,9 +54,9 @@ class Target:
         self.sent: dict[bytes, Row] = {}
         """Sent calls without an outcome, in order."""
         self.outbox: list[Row] = []
-        """Those of the next frame."""
+        """Calls of the next frame."""
         self.repeated: set[bytes] = set()
-        """Those sent to this life before, by an earlier daemon."""
+        """Calls that an earlier daemon sent to this life."""
         self.leaving = False
         """Whether the last handle was dropped: its ref goes with the last call."""
         self.unacknowledged: list[bytes] = []
@@ -101,7 +101,7 @@ class Target:
 
 
 UNASKED, ASKED, RECORDED = range(3)
-"""Whether the scheduler was asked for proof that it has recorded what a call refers to, and has answered."""
+"""Whether the scheduler was asked to confirm that it has recorded what a call refers to, and has answered."""
 
 
 class CallExtras:
@@ -118,7 +118,7 @@ class CallExtras:
         self.limited = False
         """Whether a timeout may end it without running."""
         self.recorded = UNASKED
-        """How far the answer is that it may wait for, before it is sent to the present incarnation."""
+        """State of the confirmation that the call may wait for before it is sent to the present incarnation."""
         self.stopped: str | None = None
         """The reason if it was sent and is to be stopped: it is not repeated."""
         self.tried: int | None = None

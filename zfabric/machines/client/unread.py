@@ -1,7 +1,7 @@
 """Failures that a program never reads: unless shown, a program whose tasks all fail seems to have done its work.
 
-A failure is *unread* until the program reads it or passes it on, to a task or call that fails with it, inside a value, or to another
-process. It is *lost* if its last ref is dropped before, or the program ends.
+A failure is *unread* until the program reads it or passes it on: to a task or call that fails with it, inside a value, or to another
+process. It is *lost* if before that its last ref is dropped, or the program ends.
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 LEAST = 1000
-"""Deadlines of ended things before a sweep; at least, and twice as many as remained after the last."""
+"""Deadlines past which a sweep removes those of ended things: at least so many, or twice what the last sweep left."""
 
 
 class Deadlines:
     """Deadlines of things. Those of ended things are skipped, and swept out before long.
 
-    ``counts`` says whether one, (deadline, of what), has not ended.
+    ``counts`` says whether the thing of a (deadline, identifier) has not ended.
     """
 
     def __init__(self, counts: Callable[[float, bytes], bool]) -> None:

@@ -6,7 +6,7 @@ The arena is cut into *pieces* of 2 MiB. Free room is tracked by the byte where 
     0 … data_start        the index: what a restarted daemon reads to find the sealed objects
     data_start … end      objects, each a header of 64 bytes and then its payload, both aligned to 64 bytes
 
-An object without room lies in a numbered file. Places of both kinds are passed on alike: a negative offset names a file (``file_offset``).
+An object without room lies in a numbered file. Its place looks alike: a negative offset names the file (``file_offset``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def footprint(size: int) -> int:
 
 
 def arena_bytes(wanted: int) -> int:
-    """Whole pieces, at least one for the index and one for objects."""
+    """Whole pieces: at least one each for the index and for objects."""
     return max(round_up(wanted, PIECE), 2 * PIECE)
 
 
@@ -186,7 +186,7 @@ class FreeSpace:
     def take_ready(self, size: int) -> int | None:
         """Take ready bytes, the lowest that are free: processes have mapped their pages before.
 
-        Where room is scarce, take them from the smallest range that has them: this leaves larger ranges whole.
+        Where room is scarce, take the smallest range that has them, which leaves larger ranges whole.
         """
         scarce = self.total < self.size // SCARCE_SHARE
         found = self.ready.smallest(size) if scarce else self.ready.lowest(size)

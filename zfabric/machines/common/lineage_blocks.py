@@ -5,14 +5,14 @@ Its key is its first task's id, so one ordered look-up finds a task's block: the
 
 - A block is written once; later rows of the run go into a further one. Blocks of a run may interleave, so a look-up that misses goes back
   block by block to the run's beginning.
-- A row dropped before its block is written is never written, as most are. A block is written again with less than a quarter of its rows
+- A row dropped before its block is written, as most are, is never written. A block is written again with less than a quarter of its rows
   alive, and deleted with none.
 - A withdrawn row is gone with the next flush, with earlier dropped rows of that task in other blocks.
 - If a task's row was dropped and came again, a block's first id may be another block's key: one more byte is appended, which sorts directly
   behind.
 
-One writer owns a parent's blocks; the control store only reads them (``read_rows``). A row that another home has entrusted to the home of a
-job has one more option: its home, and the homes of what it names.
+One writer owns a parent's blocks; the control store only reads them (``read_rows``). A row that another home has entrusted to a job's home
+has one more option: its home, and the homes of what it names.
 """
 
 from __future__ import annotations

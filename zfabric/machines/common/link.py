@@ -57,7 +57,7 @@ class Link:
         self.answers: list[Envelope] = []
         """Answers to unreadable messages in pieces."""
         self.refused = 0
-        """Count of such messages."""
+        """Count of unreadable messages in pieces."""
         self._unacknowledged = 0
         self._acknowledge_at: float | None = None
         self._repeat_at: float | None = None

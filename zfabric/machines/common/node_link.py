@@ -5,7 +5,7 @@ how many frames its sender has received from this incarnation of the other's dae
 
 A later daemon's hello begins a link anew and drops unacknowledged messages: registration repeats all state. Numbers that do not fit are
 refused: a link begun anew on one side only would lose messages unnoticed. The dialling node numbers its connections; an old number is a
-leftover in a socket, or replayed, and refused.
+leftover in a socket or a replay, and refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zfabric.protocol.messages import PROTOCOL_VERSION, Envelope
 from zfabric.protocol.refusals import settle
 
 IN_FLIGHT_MAX = 256
-"""Most unacknowledged frames: four times what a receiver takes before it acknowledges. Others wait here."""
+"""Most unacknowledged frames: four times what a receiver takes before it acknowledges. Further frames wait here."""
 EARLY_MAX = 0
 
 MAGIC = b"zfab"
@@ -211,7 +211,7 @@ class NodeLink:
         return [encode_body(sequence, link.received, body) for sequence, body in waiting] if waiting else []
 
     def receive(self, frame: bytes, now: float) -> list[Envelope]:
-        """The messages of a frame; ``outgoing`` may have frames afterwards. Of a partly unreadable frame, the rest is delivered.
+        """The messages of a frame, without unreadable ones; ``outgoing`` may have frames afterwards.
 
         Raises LinkBroken for what is no frame or cannot follow.
         """

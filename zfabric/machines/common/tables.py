@@ -12,10 +12,10 @@ from zfabric.protocol.messages import Row
 from zfabric.protocol.options import LOG_NUMBERS_MAX, option
 
 TABLES = ("meta", "task", "function", "object", "actor", "name", "node", "job", "event", "log", "checkpoint", "member", "group", "kv")
-""""meta" is the control store's own; keys of "event" begin with the time, so that the first are the oldest; those of "log" and "checkpoint"
+""""meta" is the control store's own. Keys of "event" begin with the time: the first are the oldest. Keys of "log" and "checkpoint" begin
 with the actor and the number of a call, in the order in which calls ran. "node" has what a node reports of itself, in its own store;
-"member" the living nodes of a cluster, in the store of the head. "group" has placement groups, in the store of their home, and "kv" the
-cluster's key-value store, in the store of the head.
+"member" the living nodes of a cluster, in the head's. "group" has placement groups, in the store of their home, and "kv" the cluster's
+key-value store, in the head's.
 """
 LOG, CHECKPOINT = "log", "checkpoint"
 KEY_BYTES_MAX = 511
@@ -65,9 +65,9 @@ class LoggedCall(NamedTuple):
     status: int
     outputs: tuple[bytes | None, ...]
     again: bool
-    """Whether a replay runs it: not if it was stopped in its middle, nobody knows where."""
+    """Whether a replay runs it: not if it was stopped in its middle, at an unknown place."""
     calls: tuple[Row, ...] = ()
-    """Calls of the actor itself since the row before, and outcomes of such calls without a row (``OwnCalls``)."""
+    """The actor's calls of itself since the row before, and outcomes of such calls without a row (``OwnCalls``)."""
 
 
 def is_note(row: Row) -> bool:

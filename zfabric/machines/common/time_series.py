@@ -1,7 +1,7 @@
 """How a node has done, as a time series: one sample per second for ten minutes, then one per ten seconds for two hours.
 
-A daemon retains it, so that a page that is opened late shows what was before. A sample takes a tenth of a millisecond and about a kilobyte.
-The page has a copy for each node, and adds them up.
+A daemon retains it, so that a page opened late shows what was before. A sample takes a tenth of a millisecond and about a kilobyte. The
+page has a copy for each node, and adds them up.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from itertools import islice
 from typing import NamedTuple
 
 FINE_ROWS = 600
-"""Ten minutes of full resolution."""
 COARSE_OF = 10
 """Samples that become one."""
 COARSE_ROWS = 720
-"""Thinned samples: two hours of them."""
 FUNCTIONS_MOST = 8
 """Most functions that a sample names, those with the most tasks; others are under the empty name."""
 FUNCTIONS_COUNTED = 2_000
@@ -31,7 +29,7 @@ class Sample(NamedTuple):
     at: float
     seconds: float
     ended: tuple[tuple[str, int], ...]
-    """By function; of the others under the empty name."""
+    """Ended tasks by function; those of other functions under the empty name."""
     failed: int
     calls: int
     running: float

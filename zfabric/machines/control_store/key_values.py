@@ -246,7 +246,7 @@ class KeyValues:
         return waiting
 
     def go_on_ending(self, now: float) -> list[tuple[Address, int]]:
-        """Gather the next deletions of ended jobs, while none is under way; return who waited."""
+        """Gather the next deletions of ended jobs, unless one is under way; return who waited."""
         gone = []
         rows = 0
         for job in list(self.ending):

@@ -395,7 +395,7 @@ class ControlStore:
         self._fail_ends(error)
 
     def _owe(self, deletes: Iterable[tuple[str, bytes]]) -> None:
-        """Remember deletes that nobody repeats. Those of keys depend on rows that were not written."""
+        """Remember deletes that nobody repeats, except those of keys, which depend on rows that were not written."""
         deletes = (row for row in deletes if row[0] not in OWN_TABLES)
         self._owed.update((table, key) for table, key in deletes if self._reader.get(table, key) is not None)
 

@@ -2,7 +2,7 @@
 
 The arena's index shows the former store's objects. Processes repeat what they hold, the local scheduler what was written and, last, what is
 referred to (``RetainOnly``). Until then nothing moves. Then unclaimed files are deleted (``on_disk``), and other claims laid out, those of
-the index first. A claim that overlaps an earlier one is void; if a process reads there, the place stays blocked while it lives. Void, too,
+the index first. A claim that overlaps an earlier one is void; if a process reads there, the place stays blocked while it lives. Also void
 is an object where a process may write now, even its writer: the former store had freed it and given its room away.
 """
 

@@ -1,4 +1,4 @@
-"""The object store: who may write, read and move which bytes of the node's arena (decisions 0001 and 0004).
+"""The object store as a machine (decisions 0001 and 0004).
 
 A *grant* is one process's right to write a range. A ``Sealed`` row makes a part an *object*. Without refs (``Free``), readers (pins) and
 copying (spilling), an object becomes *free space*, ready or cold (``common.extents``). These, and what is being made ready, always tile the

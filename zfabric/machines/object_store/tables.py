@@ -13,9 +13,8 @@ from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 
 SEALED, SPILLING, SPILLED, WAITING, RESTORING, CHECKING = "sealed", "spilling", "spilled", "waiting", "restoring", "checking"
-"""The states: in the arena; being copied to disk; readable on disk only; waiting for room; being read back; on disk, being checked.
-
-Readers map a checked file.
+"""The states: in the arena; being copied to disk; readable on disk only; waiting for room; being read back; on disk, being checked before
+readers map the file.
 """
 
 GONE_MAX = 4096
@@ -26,7 +25,7 @@ class StoreEntry:
     """An object. ``offset`` is the payload's, None outside the arena; ``value`` is an inline value on its way there.
 
     ``pins`` counts ``Located`` rows by process; ``asked`` processes wait. ``freed``: without refs. ``file`` is the file's number, also
-    while that is written; ``on_disk``: the file has a copy; ``fresh``: the writer has just written it, so it needs no check.
+    while the file is written; ``on_disk``: it has a copy; ``fresh``: just written by the writer, so that it needs no check.
     """
 
     __slots__ = (

@@ -1,6 +1,3 @@
-"""The transfer agent copies large values between the arenas of nodes.
-
-``pulls`` is the reader's side, ``supplies`` the source's; ``machine`` receives for both.
-"""
+"""The transfer agent copies large values between the arenas of nodes."""
 
 from zfabric.machines.transfer.machine import TransferAgent as TransferAgent

@@ -99,15 +99,15 @@ class TransferAgent:
     # -- the daemon --
 
     def on_welcome(self, now: float, source: Address, message: m.Welcome) -> None:
-        """The scheduler has registered this process."""
+        """Record the node id: the scheduler has registered this process."""
         self.node = message.node
 
     def on_refused(self, now: float, source: Address, message: m.Refused) -> None:
-        """The scheduler has refused this process."""
+        """Record that the scheduler has refused this process."""
         self.refused = message.text
 
     def on_node_table(self, now: float, source: Address, message: m.NodeTable) -> None:
-        """Take the living nodes: nothing is expected from a dead one, or sent there."""
+        """Take the living nodes: dead ones send and receive nothing."""
         if message.version <= self._version:
             return
         self._version = message.version
@@ -182,7 +182,7 @@ class Probing:
         self._perform(e.Send(source, m.Pong(message.number)))
 
     def on_pong(self, now: float, source: Address, message: m.Pong) -> None:
-        """Another node's agent has answered."""
+        """Record another agent's answer."""
         if self._waiting is not None and message.number == self._number:
             self._waiting.discard(source[1:])
             self.tick(now)

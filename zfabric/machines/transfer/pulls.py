@@ -1,8 +1,8 @@
 """The reader's side: values that this node copies from others (decision 0032).
 
 A pull reserves room for the whole value, then makes *requests*, one per source. The first answered by a chunk goes on; the others are
-stopped. Chunks are accepted in order, from each token used lately: those under way when a request is repeated are not lost. After silence
-another source is asked, if possible. Nothing ends by the clock: the registry declares sources dead (``NodeTable``).
+stopped. Chunks are accepted in order, under each token used lately, so that chunks under way when a request is repeated are not lost. After
+silence another source is asked, if possible. Nothing ends by the clock: the registry declares sources dead (``NodeTable``).
 
 All chunks under way from a source are bounded (``transfer_credit``). Each request may have at least one, so that it can be served once it
 is first at its source.
@@ -25,7 +25,7 @@ WAITING_MAX = 100_000
 TOKENS_MAX = 8
 """Most tokens of a pull with accepted chunks."""
 PAUSE_FIRST = 1 / 32
-"""The first pause of a pull without a source, in units of ``transfer_patience``, the longest."""
+"""First pause of a pull without a source, in units of ``transfer_patience``, the longest."""
 FAILED_MAX = 1000
 """Remembered pulls without a source."""
 PATIENCE_MOST = 16
@@ -33,7 +33,7 @@ PATIENCE_MOST = 16
 
 
 class Request:
-    """A source was asked under this token from ``start`` on; what has come since, and what may (``limit``)."""
+    """A source asked under this token from ``start`` on; what has come since, and what may (``limit``)."""
 
     __slots__ = ("due", "limit", "pause", "pull", "received", "source", "start", "token")
 
@@ -66,7 +66,7 @@ class PullRecord:
         self.room = 0
         self.offset: int | None = None
         self.requests: dict[bytes, Request] = {}
-        """The newest to each source that has not refused."""
+        """The newest request to each source that has not refused."""
         self.tokens: deque[Request] = deque(maxlen=TOKENS_MAX)
         """Requests whose chunks are accepted."""
         self.reasons: dict[bytes, str] = {}
@@ -108,7 +108,7 @@ class Pulls:
         self._unanswered: dict[bytes, float] = {}
         """Since when sources are silent, or were reported."""
         self._received: dict[int, Request] = {}
-        """By token, while chunks are accepted."""
+        """Requests by token, while their chunks are accepted."""
 
     def __len__(self) -> int:
         return len(self._active) + len(self._waiting) + len(self._paused) + len(self._sealing)
@@ -279,7 +279,7 @@ class Pulls:
     def end_of_turn(self, now: float) -> None:
         """Begin pulls, make requests, extend credit.
 
-        Receiving requests come first: those queued at a source could otherwise have all credit, behind other nodes.
+        Receiving requests come first: requests queued at a source could otherwise have all credit, behind other nodes.
         """
         self._begin(now)
         spent: set[bytes] = set()
@@ -410,7 +410,7 @@ class Pulls:
             self._unrequested[pull.object_id] = pull
 
     def node_died(self, node: bytes, now: float) -> None:
-        """A node is dead."""
+        """Drop a dead node as a source."""
         paused = (pull for _, pull in self._paused.values())
         for pull in [*self._active.values(), *self._waiting.values(), *paused]:
             if node in pull.sources or node in pull.requests:

@@ -1,8 +1,8 @@
 """The source's side: values of this node that other agents read (decision 0032).
 
 A wanted value is pinned (and so restored, if spilled) until nobody wants it and none of its bytes is on its way out. Wants are served in
-order, for a few nodes at a time (``transfer_readers``); others are queued, and notified. A value of one chunk counts as served once that is
-on its way: a reader without it asks again. A larger one's reader reports that it is complete.
+order, for a few nodes at a time (``transfer_readers``); others are queued, and notified. A value of one chunk counts as served once the
+chunk is on its way: a reader without it asks again. The reader of a larger value reports that it is complete.
 
 A complete copy's reader gets some queued readers, an equal share for each node that has the value or soon will. So no further reader is
 served while one has more than half of the value.

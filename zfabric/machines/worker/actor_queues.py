@@ -1,6 +1,6 @@
 """Queued calls of actors that share a process: in order of arrival, but earlier if another call here waits for them (decision 0011).
 
-Each actor has a queue, so its operations do not depend on others' calls. Queues with an awaited call alternate with the one whose first
+Each actor has a queue, so its operations do not depend on others' calls. Queues with an awaited call alternate with the queue whose first
 call came first.
 """
 
@@ -71,7 +71,7 @@ class ActorQueues:
         return None
 
     def _changed(self, actor_id: bytes) -> None:
-        """An actor's first call has changed, may begin, or is urgent."""
+        """Handle that an actor's first call has changed, may begin, or is urgent."""
         queue = self._queues.get(actor_id)
         if queue is not None and not queue:
             del self._queues[actor_id]
@@ -134,7 +134,7 @@ class ActorQueues:
     # -- calls that others wait for --
 
     def want(self, call_ids: Iterable[bytes]) -> None:
-        """A running call waits for these."""
+        """Have a running call wait for these."""
         for call_id in call_ids:
             self._wanted[call_id] = self._wanted.get(call_id, 0) + 1
             if self._wanted[call_id] == 1 and call_id in self._homes:

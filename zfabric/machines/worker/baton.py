@@ -5,7 +5,7 @@ Once its values are there, the call takes the baton as soon as it is free, befor
 calls between actors end as they would between processes.
 
 While threads or coroutines of a call wait in ``get``, the call lends the baton, and may compute beside the next. It needs the baton again
-once it has waited itself. Making an actor needs the baton, too, and so does ``__exit__``.
+once it has waited itself. Making an actor and ``__exit__`` need the baton, too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Baton:
         self.may_end: set[bytes] = set()
         """Actors whose call may go on without all of ``wanted``."""
         self.lent: dict[bytes, list[tuple[bytes, ...]]] = {}
-        """Object ids that a call's threads and coroutines wait for. It has lent the baton unless it waits itself."""
+        """Object ids for which a call's threads and coroutines wait. The call has lent the baton unless it waits itself."""
         self.returning: dict[bytes, None] = {}
         """Actors whose call needs the baton after a wait, in order."""
         self.with_farewell: set[bytes] = set()
@@ -71,7 +71,7 @@ class Baton:
         self.unsent: list[m.ActorEnded] = []
         """Ends to report behind all that the actors have sent."""
         self.instances = False
-        """Whether there are instances: an end is reported once the shell has dropped the actor's."""
+        """Whether there are instances: an end is reported once the shell has dropped the actor's instance."""
 
     @property
     def has_reports(self) -> bool:
@@ -191,7 +191,7 @@ class Baton:
         return ending is not None and ending.how == KILL
 
     def leave(self, actor_id: bytes, how: str, reason: str) -> None:
-        """The running call ends its own actor."""
+        """Have the running call end its own actor."""
         self._ending.setdefault(actor_id, ActorEnd(how, reason))
 
     def retire(self, actor_id: bytes, attempt: int, at_once: bool) -> bytes:

@@ -3,10 +3,10 @@
 Calls are numbered over all lives. Rows leave as a block with the next flush, and outcomes are held back until its commit. ``readonly``
 calls have no row; their outcomes wait for the rows before, whose effects they may show.
 
-An outcome is *retained* until its caller acknowledges it (``OutcomesReceived``). Callers repeat to a restarted actor what has no outcome; a
-retained one answers, so no call runs twice. Checkpoints have the retained outcomes, rows the acknowledgements: both outlive the process.
-Values in the arena, or with refs inside, are retained as None, and replays make them again. Errors are retained whole; the scheduler
-retains what they refer to while it has their row or checkpoint.
+An outcome is *retained* until its caller acknowledges it (``OutcomesReceived``). Callers repeat calls without an outcome to a restarted
+actor; a retained outcome answers, so no call runs twice. Checkpoints have the retained outcomes, rows the acknowledgements: both outlive
+the process. Values in the arena, or with refs inside, are retained as None, and replays make them again. Errors are retained whole; the
+scheduler retains what they refer to while it has their row or checkpoint.
 
 In rows and checkpoints, a caller without a node is a process of the actor's home, wherever the actor lives.
 """
@@ -71,7 +71,7 @@ class CallLog:
         """A call stopped in its middle: only a checkpoint can record its effects. It gets a row if none can be taken."""
         self.own = OwnCalls()
         self.retained: dict[bytes, dict[bytes, RetainedOutcome]] = {}
-        """By caller and call, in order."""
+        """Retained outcomes by caller and call, in order."""
         self.unrecorded: set[bytes] = set()
         """Calls whose values the scheduler has not recorded. Checkpoints wait for them: later no replay makes them."""
         self.progress = (0, 0)
@@ -133,7 +133,7 @@ class CallLog:
         return plain
 
     def _others(self, object_ids: Iterable[bytes]) -> list[bytes]:
-        """Leave out the actor's own handle: holding itself, it would never end."""
+        """Leave out the actor's own handle: an actor that holds itself never ends."""
         return [each for each in object_ids if each[:TASK_BYTES] != self.actor_id]
 
     @property
@@ -171,7 +171,7 @@ class CallLog:
         self._acknowledgements.clear()
 
     def no_checkpoint(self) -> None:
-        """No checkpoint can be taken: the next is due after as many calls again."""
+        """Have the next checkpoint due after as many calls again: none can be taken now."""
         self.checkpointed = self.number
         if self._torn is not None:
             self._rows.append(self._torn)

@@ -1,7 +1,7 @@
 """The worker: received tasks and calls, what it has begun, what it has to report.
 
-The shell runs user code; this machine has the queues. Tasks are claimed (``begin``) and taken back (``on_take_back``, in the control
-thread) under the shell's lock: never both. Tasks in ``get`` form a stack; those that the scheduler puts on top (``inline``) begin first.
+The shell runs user code. Tasks are claimed (``begin``) and taken back (``on_take_back``, in the control thread) under the shell's lock:
+never both. Tasks in ``get`` form a stack; those that the scheduler puts on top (``inline``) begin first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEFT = "its actor ended itself"
 REPORTS = (m.Completed, m.Yielded)
 """Repeated to a restarted daemon."""
 FROM_PEERS = (m.Call, m.SubmitDirect, m.OutcomesReceived, m.RelayedCalls, m.RelayedReceipt)
-"""Messages of other processes. A checkpoint waits for none of them."""
+"""Messages of other processes, for which no checkpoint waits."""
 
 
 class Worker:
@@ -53,9 +53,8 @@ class Worker:
         self.beside = False
         """Whether calls run concurrently, not on the stack."""
         self.gate: Gate | None = None
-        """Of a concurrent actor with checkpoints."""
+        """The gate of a concurrent actor with checkpoints."""
         self.relocation: Relocation | None = None
-        """Holds the calls of an actor that moves."""
         self.running_calls: dict[bytes, Item | Invocation] = {}
         """Concurrent calls and async tasks."""
         self.stack: list[Item | Invocation] = []
@@ -65,7 +64,7 @@ class Worker:
         self.interrupts: dict[bytes, tuple[int, str]] = {}
         """Task id -> (attempt, reason)."""
         self.abandoned: set[bytes] = set()
-        """Calls that did not stop. Their callers have a failure."""
+        """Calls that did not stop, and failed for their callers."""
         self.stopping = False
         self.unconfirmed: list[m.Message] = []
         """Reports that the previous daemon may not have received."""
@@ -80,7 +79,7 @@ class Worker:
     # -- running --
 
     def begin(self, spare: Item | None = None) -> Item | Invocation | None:
-        """Claim the next item, which cannot be taken back then. ``spare`` as in ``TaskQueue.claim``."""
+        """Claim the next item, which cannot be taken back then. ``spare`` is as in ``TaskQueue.claim``."""
         item: Item | Invocation | None
         if self.baton is not None:
             item = self._begin_next(self.baton)
@@ -103,9 +102,9 @@ class Worker:
         self.running_calls[item.row[0]] = item
 
     def answer(self, item: Item | Invocation, status: int, outputs: Row) -> Send | None:
-        """Take the message that answers a call or direct task at once, ahead of all else.
+        """Take the message that answers a call or direct task at once, ahead of all else. No refs are inside.
 
-        None if others must have the outcome, or other messages precede it. No refs are inside.
+        None if others must have the outcome, or other messages precede it.
         """
         mailbox = self.mailbox
         if status != OK or len(outputs) != 1 or type(outputs[0]) is not bytes or self.interrupts:
@@ -126,10 +125,9 @@ class Worker:
         return Send(self.scheduler, m.CallOutcomes((mailbox.retain(item.row[0], item.caller, status, outputs, ()),)))
 
     def report_alone(self, item: Item, status: int, outputs: Row, started: float, seconds: float) -> m.Completed | None:
-        """Record an attempt's outcome, and return its report, to be sent at once and alone.
+        """Record an attempt's outcome, and return its report, to be sent at once and alone. No refs are inside.
 
-        None, with nothing recorded, unless it is one small value and nothing else has ended, runs or follows: then call ``finish``. No refs
-        are inside.
+        Return None, with nothing recorded, unless it is one small value and nothing else has ended, runs or follows: then call ``finish``.
         """
         if status != OK or len(outputs) != 1 or type(outputs[0]) is not bytes or self._ended.rows or self._effects or self.interrupts:
             return None
@@ -207,7 +205,7 @@ class Worker:
         return self.baton is not None and self.baton.free and bool(self.queue or self.mailbox.queue)
 
     def _begin_next(self, baton: Baton) -> Item | Invocation | None:
-        """Claim the next item; first tasks that make actors: they are few, and others wait for them."""
+        """Claim the next item, tasks that make actors first: they are few, and others wait for them."""
         if not self.baton_free:
             return None
         item: Item | Invocation = self.task_queue.claim(self.queue) if self.queue else self.mailbox.queue.popleft()
@@ -342,7 +340,7 @@ class Worker:
         return bool(self._ended.rows or self._effects or self.yields.unsent or self.mailbox.unsent or ended)
 
     def block(self, wanted: tuple[bytes, ...], inline: bool, name: str = "", callees: m.Rows = (), certain: bool = False) -> None:
-        """The top task waits. Tasks not begun are returned, with those for on top of lower waits.
+        """Have the top task wait. Unbegun tasks are returned, with those for on top of lower waits.
 
         For a call with a ``name``, or a wait for calls, ``callees`` and ``certain`` are as in ``WaitDetails``.
         """
@@ -352,7 +350,7 @@ class Worker:
         self._effects.extend(Send(self.scheduler, message) for message in self.waits.begin(blocked, name, callees, certain))
 
     def unblock(self) -> None:
-        """The top task goes on. Tasks for on top of it that have not begun are returned."""
+        """Have the top task go on. Unbegun tasks for on top of it are returned."""
         if self.inline:
             self._report_taken_back(self.task_queue.clear_inline())
         self._effects.append(Send(self.scheduler, self.waits.end()))
@@ -367,7 +365,7 @@ class Worker:
     # -- the contract --
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
-        """Handle a message. The scheduler's confirmation may be the last that a checkpoint waits for."""
+        """Handle a message. A checkpoint may have waited only for the scheduler's confirmation."""
         self.handlers[type(message)](now, source, message)
         if self.gate is not None and type(message) not in FROM_PEERS:
             self.gate.look(now)
@@ -436,7 +434,7 @@ class Worker:
         return item is not None
 
     def on_caller_gone(self, now: float, source: Address, message: m.CallerGone) -> None:
-        """A process that may have called or submitted has exited."""
+        """Send nothing more to an exited process; return its queued direct tasks."""
         self.mailbox.caller_gone(message.incarnation)
         if self.drivers.forget(message.incarnation):
             handed = self.task_queue.submitted_by(message.incarnation)
@@ -590,7 +588,7 @@ class Worker:
         )
 
     def _ended_meanwhile(self, unconfirmed: Iterable[m.Message]) -> tuple[m.Message, ...]:
-        """Ends of actors here whose making is repeated now."""
+        """Ends of actors that are gone, and whose making ``unconfirmed`` repeats."""
         made = [row for message in unconfirmed if type(message) is m.Completed for row in message.rows]
         gone = [row for row in made if row[2] == OK and row[0] not in self.mailbox.actors]
         return tuple(m.ActorEnded(row[0], row[1], b"", "it ended as its node's daemon did") for row in gone)
@@ -611,7 +609,7 @@ class Worker:
             self.relocation.tick(now, bool(self.running_calls))
 
     def next_deadline(self) -> float | None:
-        """When that is due, or held calls may begin."""
+        """When ``tick`` is due, or held calls may begin."""
         due = self.mailbox.deadlines.next()
         opens_at = self.gate.opens_at if self.gate is not None else None
         due = due if opens_at is None else opens_at if due is None else min(due, opens_at)

@@ -24,7 +24,7 @@ from zfabric.protocol.messages.rows import CALL_OPTIONS
 from zfabric.protocol.options import option
 
 STOPPED_MAX = 1000
-"""Stop requests for calls that have not arrived: more than are sent while a message travels."""
+"""Stop requests for calls yet to arrive: more than are sent while a message travels."""
 
 _BYTES = {bytes}
 Callee = Callable[[bytes], bytes | None]
@@ -61,13 +61,13 @@ class Mailbox:
         self.timed: dict[bytes, float] = {}
         """When unfinished calls are to be stopped."""
         self.run_until: dict[bytes, float] = {}
-        """When running calls are, by a ``run_timeout`` that ends first."""
+        """When a ``run_timeout`` that ends first is to stop running calls."""
         self.deadlines = Deadlines(lambda deadline, call_id: self.timed.get(call_id) == deadline)
         self.gone: dict[bytes, None] = {}
         """Exited callers get no outcomes."""
         self._returned: dict[bytes, list[Row]] = {}
         self._reported: dict[bytes, Row] = {}
-        """Unconfirmed by the scheduler."""
+        """Outcomes unconfirmed by the scheduler."""
         self._answered: set[bytes] = set()
         """Calls of this process to itself whose outcomes may not have arrived."""
         self.took: list[Row] = []
@@ -122,9 +122,9 @@ class Mailbox:
             self.deadlines.add(until, call_id)
 
     def accept_relayed(self, now: float, source: Address, message: m.RelayedCalls) -> None:
-        """Queue another node's calls; their outcomes go to the local scheduler.
+        """Queue another node's calls, unless repeated; their outcomes go to the local scheduler.
 
-        All get options, since calls without options take shorter paths. Repeated calls are dropped.
+        All get options, since calls without options take shorter paths.
         """
         known, reported = self.relayed, self._reported
         attempt = message.attempt
@@ -363,7 +363,7 @@ def _not_in_checkpoint(actor_id: bytes, method: str) -> bytes:
 class Relocation:
     """Holds calls of an actor that moves, since its node is drained: running calls end here, all others run there (decision 0034).
 
-    The process ends once nothing runs and callers have all outcomes. A concurrent call may wait for a held one, so calls are held for a
+    The process ends once nothing runs and callers have all outcomes. A concurrent call may wait for a held one. So calls are held for a
     while, let through for as long, then held for twice as long: waiting calls end in the pauses, and some hold outlasts any other call.
     ``patience`` is the first hold's seconds, 0 if calls run one at a time.
     """

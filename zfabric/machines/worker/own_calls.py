@@ -1,4 +1,4 @@
-"""A logged actor's calls of itself: part of its log, as their caller dies with the actor and nobody would repeat them (decision 0013).
+"""A logged actor's calls of itself: part of its log, since their caller dies with the actor and nobody would repeat them (decision 0013).
 
 A log row has the calls that its call made, a checkpoint those that have not run. A replay does not make them again; the repeated call
 receives their first ids.
@@ -20,8 +20,8 @@ from zfabric.protocol.options import option
 class OwnCalls:
     """One actor's calls of itself. Rows are as in ``Call``, without values of dependencies.
 
-    A call that ends without a row (stopped before it ran, or readonly) leaves a note, ``(call, ending)``, among the calls of the next row.
-    An ending is ``(status, outputs)``.
+    A call that ends without a row (stopped before it ran, or readonly) leaves a note, ``(call, ending)``, among the next row's calls. An
+    ending is ``(status, outputs)``.
     """
 
     def __init__(self) -> None:

@@ -46,7 +46,7 @@ def actor_of(item: Item | Invocation) -> bytes:
 
 
 Entry = Item | Row
-"""A bare row has nothing else with it, and is queued in a tenth of the time."""
+"""A bare row has nothing with it, and is queued in a tenth of the time."""
 
 
 def _row_of(entry: Entry) -> Row:
@@ -97,7 +97,7 @@ class TaskQueue:
         return spare
 
     def _expand_rows(self) -> None:
-        """Replace bare rows by items: rows to come have another attempt number."""
+        """Replace bare rows by items: later rows have another attempt number."""
         for queue in (self.queue, self.inline):
             items = [Item(entry, self.attempt) if type(entry) is tuple else entry for entry in queue]
             queue.clear()

@@ -1,8 +1,8 @@
 """Checkpoints of concurrent actors, which have no log: there is no order to replay (decision 0013).
 
-Calls run again only if repeated (``max_task_retries``). Calls in the checkpoint do not run twice: it has the outcomes that callers may
+Calls run again only if repeated (``max_task_retries``), and not if they are in the checkpoint, which has the outcomes that callers may
 lack. At a **quiet moment** no counted call runs, and the scheduler has all reported values. When a checkpoint is due, the *gate* closes:
-queued calls wait for running ones. That could be for ever, if a running call waits for a held one or lasts as long as the actor. So:
+queued calls wait for running ones. They could wait for ever, if a running call waits for a held one or lasts as long as the actor. So:
 
 - The gate is closed for ``quiesce_seconds`` at most, then open for twenty times as long.
 - It stays open until all calls that outlasted it have ended: an endless coroutine holds calls back once.
@@ -84,7 +84,7 @@ class Gate:
         self._warned = False
         self._running: set[bytes] = set()
         self._outlasted: set[bytes] = set()
-        """Calls that outlasted the gate. Until they end, it does not close."""
+        """Calls that outlasted the gate, which does not close before they end."""
         self._again_at = 0.0
 
     @property

@@ -1,7 +1,7 @@
 """What a worker reports, until it is sent or recorded: outcomes of attempts, values of streams, waits, and when calls ran.
 
-Outcomes are for the scheduler, and for drivers that submitted the task directly. Such a driver receives the value at once; the scheduler
-receives the number of these values (decision 0016).
+Outcomes are for the scheduler. A driver that submitted a task directly receives its value at once; the scheduler receives the number of
+these values (decision 0016).
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Drivers:
 
 
 class Yields:
-    """The streams that this worker has begun: values on their way, and how many may come."""
+    """The streams begun by this worker: values on their way, and how many may come."""
 
     def __init__(self) -> None:
         self.open: dict[bytes, deque[Row]] = {}
@@ -187,8 +187,8 @@ class Yields:
     def repeated(self, unconfirmed: Iterable[m.Message], is_repeated: Callable[[bytes], bool]) -> list[m.Message]:
         """What a restarted daemon needs, in order: unconfirmed reports, and streams' last rows.
 
-        Of a place that the previous daemon received, the row says only that it exists: the arena has it. Ended streams count only if their
-        outcome is repeated: in ``unconfirmed``, or of a call with ``is_repeated``.
+        For a place that the previous daemon received, the row says only that the value exists: the arena has it. Ended streams count only
+        if their outcome is repeated: in ``unconfirmed``, or of a call with ``is_repeated``.
         """
         unconfirmed = list(unconfirmed)
         ended = {each for message in unconfirmed if type(message) is m.Completed for each in split_ids(message.task_ids, TASK_BYTES)}
@@ -286,8 +286,8 @@ class CallTrace:
 class MeasuredCallTrace(CallTrace):
     """Also measures how long calls waited in this process.
 
-    It replaces the plain trace until ``until``, so that calls cost more only while somebody measures. ``present`` calls have arrived and
-    not ended: others with an arrival were dropped.
+    It replaces the plain trace until ``until``: calls cost more only while somebody measures. ``present`` calls have arrived and not ended;
+    others with an arrival were dropped.
     """
 
     def __init__(self, until: float, present: Callable[[], Iterable[bytes]]) -> None:
