@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from perf import peers
+from perf.floors import Echo
 from perf.workloads import WORKLOADS
 
 if TYPE_CHECKING:
@@ -136,6 +137,10 @@ class Run:
             yield system
         finally:
             system.stop()
+
+    def echo(self, encrypted: bool = False) -> Echo:
+        """The floor of what is sent from process to process, as a context manager."""
+        return Echo(encrypted, self.quick)
 
     def compare(self, workload: str, system: Zfabric, floor: str, floor_once: Measure) -> Samples:
         """A workload on ``system``, the floor and the peers that offer the workload, in turns."""

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import PATIENCE, Place, a_place, eventually
+from command_line import Place, a_place
+from faults import PATIENCE, eventually
 from scalers import TASKS, Scaler, nodes, scaling
 from slurm import HIGH, Slurm, running_slurm, why_not
 

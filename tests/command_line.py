@@ -5,20 +5,55 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from faults import PATIENCE, eventually, session
+
 from zfabric.runtime.session import Session
 
 ZFABRIC = str(Path(sys.executable).with_name("zfabric"))
-PATIENCE = 60.0
+
+
+class Commands:
+    """Runs commands in forks of one process that has imported them (``command_server``), from the first until ``end``."""
+
+    def __init__(self) -> None:
+        self._server: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket
+
+    def run(self, arguments: Sequence[str], environment: dict[str, str], directory: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, as ``subprocess.run`` does, without input."""
+        if self._server is None:
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._server = subprocess.Popen([sys.executable, Path(__file__).with_name("command_server.py")], stdin=theirs)
+            self._socket.settimeout(PATIENCE)
+        output, its_output = os.pipe()
+        with tempfile.TemporaryFile() as errors, open(output, encoding="utf-8") as reader:
+            socket.send_fds(self._socket, [json.dumps([arguments, environment, directory]).encode()], [its_output, errors.fileno()])
+            os.close(its_output)
+            printed = reader.read()  # Until no process holds the pipe any more, those that it has started included.
+            code = int(self._socket.recv(16))
+            errors.seek(0)
+            return subprocess.CompletedProcess([ZFABRIC, *arguments], code, printed, errors.read().decode())
+
+    def end(self) -> None:
+        """End the process."""
+        if self._server is not None:
+            self._socket.close()
+            self._server.wait(PATIENCE)
+            self._server = None
+
+
+COMMANDS = Commands()
 
 
 class Place:
@@ -33,10 +68,14 @@ class Place:
 
     def run(self, *arguments: object, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; it must exit with ``code`` and never show a traceback."""
-        ended = subprocess.run(
-            [ZFABRIC, *map(str, arguments)], env={**self.environment, **more}, cwd=self.directory,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE,
-        )  # fmt: skip
+        words, environment = list(map(str, arguments)), {**self.environment, **more}
+        if words[:1] == ["submit"] or any(name.startswith("PYTHON") for name in more):  # It is to be the interpreter of a program.
+            ended = subprocess.run(
+                [ZFABRIC, *words], env=environment, cwd=self.directory,
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE,
+            )  # fmt: skip
+        else:
+            ended = COMMANDS.run(words, environment, self.directory)
         assert ended.returncode == code, (ended.args, ended.returncode, ended.stdout, ended.stderr)
         assert "submit" in arguments or not ended.stderr.startswith("Traceback"), ended.stderr
         return ended
@@ -64,21 +103,11 @@ class Place:
         return sorted(os.listdir(self.sessions)) if os.path.exists(self.sessions) else []
 
 
-def eventually(condition: Callable[[], Any], what: str) -> Any:
-    """Wait until ``condition()`` is true; its value."""
-    deadline = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.02)  # conditions concern other processes, which raise no event here
-    return value
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended (a zombie has)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
+def printed(*arguments: str) -> str:
+    """Output of a command on this cluster."""
+    ended = COMMANDS.run([*arguments, "--address", session().directory], {**os.environ, "COLUMNS": "80"}, os.getcwd())
+    ended.check_returncode()
+    return ended.stdout
 
 
 @contextmanager

@@ -22,6 +22,7 @@ if sys.dont_write_bytecode:
     sys.dont_write_bytecode = False
 
 import pytest
+from command_line import COMMANDS
 from lost_processes import RUN, STACKS, LostProcesses, processes_of
 
 import zfabric as zf
@@ -64,10 +65,10 @@ os.kill, os.killpg = kill_one(os.kill), kill_one(os.killpg)
 def running_cluster(**options: Any) -> Iterator[Any]:
     """A cluster as ``zf.init`` makes it, of two CPUs by default; shut down afterwards, whatever happened.
 
-    Its workers are forked with pytest. Each that runs an actor of a test module imports that, and would take 0.1 s of CPU time for pytest.
+    Its workers are forked with pytest and numpy. Each that runs what a test module has imports that, and would take 0.15 s of CPU time.
     """
     zf.shutdown()
-    config = {"preload": ("pytest",), **options.get("config", {})}
+    config = {"preload": ("pytest", "numpy"), **options.get("config", {})}
     try:
         yield zf.init(**{"num_cpus": 2, "log_to_driver": False, **options, "config": config})
     finally:
@@ -154,10 +155,16 @@ def side_by_side(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
+def pytest_collection() -> None:
+    """Collect no garbage while modules are imported and tests are made: it would go through all of them again and again."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Have the collector leave alone what is there now: thousands of tests, through which each collection of a test would go."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 class RotatedDirectory(pytest.Dir):
@@ -197,6 +204,7 @@ def nothing_is_left() -> Iterator[None]:
     """
     before = shared_memory()
     yield
+    COMMANDS.end()
     from zfabric.runtime.session import LAST_FAILURE, sweep
 
     deadline = time.monotonic() + GONE_SECONDS

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import ZFABRIC
 
 import zfabric as zf
 from zfabric.adapters.spill import contents
@@ -27,10 +26,13 @@ PATIENCE = 60.0
 def eventually(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
     """Wait for the first true value of ``condition``, and return it."""
     deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.01)  # conditions concern other processes, which raise no event here
-    return found
+    while True:
+        asked = time.monotonic()
+        if found := condition():
+            return found
+        now = time.monotonic()
+        assert now < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.01 + now - asked)  # Conditions concern other processes, which raise no event here, and need the CPU meanwhile.
 
 
 def on_node(node: Any, soft: bool = False) -> NodeAffinitySchedulingStrategy:
@@ -139,16 +141,10 @@ def objects_on_disk() -> dict[str, Path]:
     return {contents(str(path))[0].hex(): path for path in Path(session().describe()["spill"]).glob("*.object")}
 
 
-def damage_what_is_on_disk(names: set[str]) -> set[str]:
-    """Truncate the files of those of these objects that were spilled, and return their ids."""
-    damaged = eventually(lambda: {each: path for each, path in objects_on_disk().items() if each in names}, "something was spilled")
-    for path in damaged.values():
-        path.write_bytes(b"")
+def damage_what_is_on_disk(names: set[str], most: int = 4) -> set[str]:
+    """Truncate the files of some of these objects that were spilled, and return their ids."""
+    spilled = eventually(lambda: {each: path for each, path in objects_on_disk().items() if each in names}, "something was spilled")
+    damaged = sorted(spilled)[:most]
+    for each in damaged:
+        spilled[each].write_bytes(b"")
     return set(damaged)
-
-
-def printed(*arguments: str) -> str:
-    """Output of a command on this cluster."""
-    command = [ZFABRIC, *arguments, "--address", session().directory]
-    environment = {**os.environ, "COLUMNS": "80"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True, env=environment).stdout

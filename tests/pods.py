@@ -20,7 +20,8 @@ from typing import Any, cast
 
 import veth
 import yaml
-from command_line import PATIENCE, Place
+from command_line import Place
+from faults import PATIENCE
 
 from zfabric.adapters.processes import children
 

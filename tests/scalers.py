@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from command_line import PATIENCE, ZFABRIC, Place
+from command_line import ZFABRIC, Place
+from faults import PATIENCE
 
 TASKS = """
 import sys, time

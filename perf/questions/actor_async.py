@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from perf.floors import Echo
 from perf.question import Aim, Question, Run, Samples
 
 
 def measure(run: Run) -> Samples:
     """In turns with its floor."""
-    with run.cluster() as system, Echo() as echo:
+    with run.cluster() as system, run.echo() as echo:
         return run.compare("actor_async", system, "raw messages, echoed, many under way", echo.messages_per_second)
 
 

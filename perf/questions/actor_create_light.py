@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from perf.floors import Echo
 from perf.question import Aim, Question, Run, Samples
 
 
 def measure(run: Run) -> Samples:
     """From the first creation to the value of the first call of the last, in turns with raw messages."""
-    with run.cluster() as system, Echo() as echo:
+    with run.cluster() as system, run.echo() as echo:
         floor = "a raw message, echoed, many under way"
         return run.compare("actor_create_light", system, floor, lambda: 1e3 / echo.messages_per_second())
 

@@ -5,13 +5,12 @@ It goes from the caller to the actor and back: as many messages as the floor.
 
 from __future__ import annotations
 
-from perf.floors import Echo
 from perf.question import Aim, Question, Run, Samples
 
 
 def measure(run: Run) -> Samples:
     """In turns with its floor."""
-    with run.cluster() as system, Echo() as echo:
+    with run.cluster() as system, run.echo() as echo:
         return run.compare("actor_sync", system, "raw round trip", echo.round_trip_us)
 
 

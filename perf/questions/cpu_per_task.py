@@ -9,7 +9,6 @@ import os
 from collections import Counter
 
 from perf import machine
-from perf.floors import Echo
 from perf.peers.zfabric import Zfabric
 from perf.question import Aim, Question, Run, Samples
 from perf.workloads import tasks_async
@@ -23,7 +22,7 @@ def measure(run: Run) -> dict[str, Samples]:
     count = run.pick(200_000, 1_000)
     samples = {figure: Samples([]) for figure in ROLES.values()}
     samples["all processes"] = Samples([], "a raw message, echoed: both processes")
-    with run.cluster() as system, Echo() as echo:
+    with run.cluster() as system, run.echo() as echo:
         tasks_async(system, count // 10)
         for _ in range(run.repeat):
             taken = _one_pass(system, count)

@@ -9,7 +9,6 @@ import time
 from typing import Any
 
 import zfabric as zf
-from perf.floors import Echo
 from perf.nodes import Nodes
 from perf.question import Aim, Question, Run, Samples
 from perf.workloads import calls_at_once
@@ -35,7 +34,7 @@ def measure(run: Run) -> dict[str, Samples]:
     """The actor is on the second of two nodes, the caller on the first."""
     many, few = run.pick(50_000, 200), run.pick(2_000, 20)
     samples = {"one after the other": Samples([], "raw round trip, TCP with CURVE"), "many under way": Samples([])}
-    with Nodes(2) as two, Echo(encrypted=True) as echo:
+    with Nodes(2) as two, run.echo(encrypted=True) as echo:
         two.join()
         counter = zf.get(zf.remote(make).options(scheduling_strategy=two.on(1)).remote())
         calls_at_once(two, counter, many // 10)

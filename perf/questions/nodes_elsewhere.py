@@ -6,7 +6,6 @@ other, in turns with a raw round trip over TCP with CURVE; and the messages that
 
 from __future__ import annotations
 
-from perf.floors import Echo
 from perf.nodes import Elsewhere, Nodes, cpu_us
 from perf.question import Aim, Question, Run, Samples
 from perf.workloads import tasks_async, tasks_sync
@@ -22,7 +21,7 @@ def measure(run: Run) -> dict[str, Samples]:
         "one after the other": Samples([], "raw round trip, TCP with CURVE"),
     }
     samples |= {"messages to the other node": Samples([]), "the same, many at once": Samples([])}
-    with Nodes(2) as two, Nodes(1) as alone, Echo(encrypted=True) as echo:
+    with Nodes(2) as two, Nodes(1) as alone, run.echo(encrypted=True) as echo:
         for _ in range(run.repeat):
             two.join()
             elsewhere = Elsewhere(two)

@@ -13,7 +13,6 @@ import time
 from typing import Any
 
 from perf import machine
-from perf.floors import Echo
 from perf.peers.zfabric import Zfabric
 from perf.question import WORKERS, Aim, Question, Run, Samples
 from perf.workloads import nothing
@@ -34,7 +33,7 @@ def measure(run: Run) -> dict[str, Samples]:
     count = run.pick(1_000_000, 2_000)
     samples = {figure: Samples([]) for figure in FIGURES}
     samples["all done"].floor = "as many raw messages, echoed, many under way"
-    with Echo() as echo:
+    with run.echo() as echo:
         for _ in range(min(run.repeat, ROUNDS)):
             with run.cluster() as system:
                 for figure, value in zip(FIGURES, _one_round(system, count), strict=True):

@@ -5,7 +5,6 @@ A worker that waits runs what it waits for on top of its own stack, so the recur
 
 from __future__ import annotations
 
-from perf.floors import Echo
 from perf.question import Aim, Question, Run, Samples
 from perf.workloads import WORKLOADS, fibonacci
 
@@ -14,7 +13,7 @@ def measure(run: Run) -> Samples:
     """In turns with as many messages as there are tasks."""
     work = WORKLOADS["recursion"]
     tasks = 2 * fibonacci(run.pick(work.size, work.quick) + 1) - 1
-    with run.cluster() as system, Echo() as echo:
+    with run.cluster() as system, run.echo() as echo:
         return run.compare(
             "recursion", system, "as many raw messages, echoed, many under way", lambda: tasks / echo.messages_per_second(tasks)
         )

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import printed
 from conftest import one_cluster
-from faults import PATIENCE, eventually, kill_daemon, printed, processes_named, query, session
+from faults import PATIENCE, eventually, kill_daemon, processes_named, query, session
 from files import wait_for_file_in_loop
 
 import zfabric as zf

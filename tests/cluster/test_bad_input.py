@@ -307,8 +307,8 @@ def test_a_revoked_key_admits_nobody_and_nodes_go_on(tmp_path: Path) -> None:
             assert "the running head takes it" in revoked.output, revoked
             after = read_keys(path)
             assert (after.server, after.node == before.node) == (before.server, False)
-            while not _joins_no_more(address, old):  # The head looks at the file every few seconds.
-                pass
+            while not _joins_no_more(address, old):
+                time.sleep(0.5)  # The head looks at the file every few seconds.
             assert joined.alive()
             again = launch(kind=STARTED, resources={"CPU": 1.0}, arena_size=0, cluster=settings(address, path))
             try:

@@ -51,7 +51,7 @@ class Subject:
 
     def pass_when(self, path: str) -> str:
         while not os.path.exists(path):
-            os.sched_yield()
+            time.sleep(0.002)
         return path
 
     def die(self) -> None:
@@ -793,7 +793,7 @@ class Patient:
     def loop(self, path: str) -> None:
         Path(path).touch()
         while True:
-            os.sched_yield()
+            time.sleep(0.002)
 
     def wait(self, path: str, ref: list[Any]) -> None:
         Path(path).touch()
@@ -806,7 +806,7 @@ class Patient:
 @zf.remote
 def never() -> None:
     while True:
-        os.sched_yield()
+        time.sleep(0.002)
 
 
 def test_cancel_stops_a_method_that_runs(tmp_path: Path) -> None:

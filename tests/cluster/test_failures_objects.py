@@ -46,7 +46,7 @@ def small(cluster: Callable[..., Any]) -> Callable[..., Any]:
     """A cluster whose store has 64 MiB."""
 
     def start(**config: Any) -> Any:
-        return cluster(object_store_memory=STORE, config={"put_patience": 0.5, **config})
+        return cluster(object_store_memory=STORE, config={"put_patience": 0.5, "preload": ("pytest", "numpy"), **config})
 
     return start
 
@@ -489,13 +489,13 @@ def raises(mib: int) -> None:
 
 def test_a_large_error_without_room_arrives_cut_down_with_the_reason(small: Any) -> None:
     small()
-    error = failure(raises.remote(100))
+    error = failure(raises.remote(66))
     assert isinstance(error, ValueError)
     assert len(str(error)) < 40_000
     assert "characters left out" in str(error)
     (note,) = error.__notes__
     assert "cut down" in note
-    assert "ObjectTooLargeError: an object of 100.0 MiB" in note
+    assert "ObjectTooLargeError: an object of 66.0 MiB" in note
     assert len(failure(raises.remote(2)).args[0]) == 2 * MIB
 
 
@@ -513,9 +513,9 @@ def test_a_large_error_whose_object_is_lost_arrives_cut_down_with_the_reason(sma
     del fill
 
 
-def test_large_errors_of_many_tasks_have_room_in_a_small_store(small: Any) -> None:
-    small(put_patience=PATIENCE)
-    refs = [raises.remote(2) for _ in range(40)]  # 80 MiB
+def test_large_errors_of_many_tasks_have_room_in_a_small_store(cluster: Callable[..., Any]) -> None:
+    cluster(object_store_memory=16 * MIB, config={"put_patience": PATIENCE})
+    refs = [raises.remote(2) for _ in range(12)]  # 24 MiB
     for ref in refs:
         error = failure(ref)
         assert isinstance(error, ValueError)

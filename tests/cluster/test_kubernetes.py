@@ -10,8 +10,7 @@ from typing import Any
 
 import pods
 import pytest
-from command_line import PATIENCE
-from faults import eventually
+from faults import PATIENCE, eventually
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "docs/examples/kubernetes"
 SMALL = ("--num-cpus", "1", "--object-store-memory", "32MB", "--config", "node_lease=3")

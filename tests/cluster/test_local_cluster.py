@@ -21,8 +21,8 @@ from typing import Any
 import numpy
 import pytest
 from click.testing import CliRunner
-from command_line import PATIENCE, ZFABRIC, Place, a_place
-from faults import descendants, eventually, gone, name_of, on_node, query
+from command_line import ZFABRIC, Place, a_place
+from faults import PATIENCE, descendants, eventually, gone, name_of, on_node, query
 from relay import free_port
 
 import zfabric as zf

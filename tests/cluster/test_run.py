@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from command_line import PATIENCE, ZFABRIC, Place
-from faults import descendants, eventually, gone, name_of
+from command_line import ZFABRIC, Place
+from faults import PATIENCE, descendants, eventually, gone, name_of
 
 SMALL = ("--num-cpus", "1", "--object-store-memory", "32MB", "--network", "127.0.0.0/8")
 JOINED = "import os, signal, sys, time, zfabric as zf; zf.init(log_to_driver=False)\n"

@@ -68,7 +68,7 @@ def test_returned_values_too_large_for_one_row_are_in_the_store() -> None:
     assert query("status")["statistics"]["inline_bytes"] - before < 20 * SIZE
 
 
-LARGE = 20_000_000
+LARGE = 4_000_000
 
 
 class Found(Exception):

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from command_line import PATIENCE, ZFABRIC, Place
-from faults import descendants, eventually, gone, on_node
+from command_line import ZFABRIC, Place
+from faults import PATIENCE, descendants, eventually, gone, on_node
 from slurm import GRACE_SECONDS, HIGH, LOW, Slurm, running_slurm, why_not
 
 import zfabric as zf

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import PATIENCE, ZFABRIC, Place, eventually, gone
+from command_line import ZFABRIC, Place
+from faults import PATIENCE, eventually, gone
 from sshd import ADDRESSES, UNREACHABLE, Sshd, free_port, why_not
 
 from zfabric.runtime.launch import stop
@@ -74,14 +75,15 @@ def laptop(tmp_path: Path) -> Place:
 
 @contextmanager
 def processes_watched() -> Iterator[set[bytes]]:
-    """The command lines and environments of all processes that run meanwhile."""
+    """The command lines and environments of all processes that begin meanwhile."""
     seen: set[bytes] = set()
+    before = set(os.listdir("/proc"))
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(0.02):
             for name in os.listdir("/proc"):
-                if name.isdigit():
+                if name.isdigit() and name not in before:
                     for what in ("cmdline", "environ"):
                         try:
                             seen.add(Path(f"/proc/{name}/{what}").read_bytes())

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from command_line import PATIENCE, ZFABRIC, Place
-from faults import descendants, eventually, failure, gone, name_of, on_node
+from command_line import ZFABRIC, Place
+from faults import PATIENCE, descendants, eventually, failure, gone, name_of, on_node
 from files import wait_for_file
 
 import zfabric as zf

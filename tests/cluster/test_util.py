@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class Doubler:
 
     def when(self, path: str, value: int) -> int:
         while path and not os.path.exists(path):
-            os.sched_yield()
+            time.sleep(0.002)
         return value
 
     def pid(self) -> int:

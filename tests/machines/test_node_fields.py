@@ -400,7 +400,7 @@ def passed(machine: Machine, now: float, role: bytes, sent: list[tuple[bytes, An
 
 FUZZED = settings(
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
-    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "150")),
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "60")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

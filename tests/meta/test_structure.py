@@ -6,9 +6,11 @@ Every import counts, also one inside a function and one for type checkers alone:
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -35,8 +37,28 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+class Outline(NamedTuple):
+    """What most tests look at in a module: the whole trees of all modules would take much memory."""
+
+    imports: tuple[tuple[str, str], ...]
     """(module, name) of every import; the name is empty for ``import module``."""
+    classes: tuple[str, ...]
+    """Classes at the top of the module."""
+
+
+@cache
+def outline(path: Path) -> Outline:
+    """The outline of a file."""
+    tree = ast.parse(path.read_text())
+    return Outline(tuple(_imports(tree)), tuple(each.name for each in tree.body if isinstance(each, ast.ClassDef)))
+
+
+def imported(path: Path) -> tuple[tuple[str, str], ...]:
+    """(module, name) of every import of a file."""
+    return outline(path).imports
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
@@ -51,7 +73,7 @@ def graph() -> dict[str, frozenset[str]]:
     edges = {}
     for name, path in modules().items():
         targets = set()
-        for module, attribute in imported(ast.parse(path.read_text())):
+        for module, attribute in imported(path):
             whole = f"{module}.{attribute}"
             target = whole if whole in modules() else module
             if target in modules() and target != name:
@@ -112,10 +134,10 @@ def test_a_role_exports_only_what_others_import() -> None:
     used: dict[str, set[str]] = {}
     for name, path in modules().items():
         if not name.startswith("zfabric.machines.") and name not in INSIDE:
-            for module, attribute in imported(ast.parse(path.read_text())):
+            for module, attribute in imported(path):
                 used.setdefault(module, set()).add(attribute)
     for role in ROLES:
-        exported = {attribute for _, attribute in imported(ast.parse(modules()[f"zfabric.machines.{role}"].read_text()))}
+        exported = {attribute for _, attribute in imported(modules()[f"zfabric.machines.{role}"])}
         assert exported == used.get(f"zfabric.machines.{role}", set())
 
 
@@ -123,13 +145,13 @@ def test_the_package_imports_no_tests() -> None:
     """The simulator and the measurements are not installed with it."""
     for name, path in modules().items():
         if name.startswith("zfabric"):
-            assert not [module for module, _ in imported(ast.parse(path.read_text())) if module.split(".")[0] in ("tests", "perf")], name
+            assert not [module for module, _ in imported(path) if module.split(".")[0] in ("tests", "perf")], name
 
 
 def test_the_simulator_imports_only_what_is_below_the_runtime() -> None:
     for name, path in modules().items():
         if name.startswith("tests.sim"):
-            parts = [module.split(".") for module, _ in imported(ast.parse(path.read_text()))]
+            parts = [module.split(".") for module, _ in imported(path)]
             assert not [each for each in parts if each[0] == "zfabric" and each[1] not in BELOW_THE_SIMULATOR], name
             assert not [each for each in parts if each[0] == "tests" and each[:2] != ["tests", "sim"]], name
             assert not {each[0] for each in parts} & {"click", "rich"}, name
@@ -139,7 +161,7 @@ def test_the_simulator_imports_only_what_is_below_the_runtime() -> None:
 def test_packages_above_the_api_import_it_and_not_the_root(package: str) -> None:
     for name, path in modules().items():
         if name.startswith(package):
-            assert not [each for each in imported(ast.parse(path.read_text())) if each == ("zfabric", "")], name
+            assert not [each for each in imported(path) if each == ("zfabric", "")], name
             assert "zfabric" not in graph()[name], name
 
 
@@ -170,7 +192,7 @@ def test_commands_print_through_one_module() -> None:
         if not name.startswith("zfabric.cli.") or name == "zfabric.cli.output":
             continue
         tree = ast.parse(path.read_text())
-        found += [f"{name}: {module}" for module, attribute in imported(tree) if (module, attribute) == ("rich.console", "Console")]
+        found += [f"{name}: {module}" for module, attribute in imported(path) if (module, attribute) == ("rich.console", "Console")]
         inspected = {
             ast.unparse(each.value) + f":{each.lineno}"
             for each in ast.walk(tree)
@@ -191,9 +213,9 @@ def test_no_two_classes_share_a_name() -> None:
     found: dict[str, list[str]] = {}
     for name, path in modules().items():
         if not name.startswith(("tests.sim", "zfabric.ray_mode.ray")):  # The latter's are named after Ray's.
-            for each in ast.parse(path.read_text()).body:
-                if isinstance(each, ast.ClassDef) and not each.name.startswith("_"):
-                    found.setdefault(each.name, []).append(name)
+            for each in outline(path).classes:
+                if not each.startswith("_"):
+                    found.setdefault(each, []).append(name)
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
 
 
@@ -210,4 +232,6 @@ def test_what_takes_the_lock_of_a_client_is_an_operation() -> None:
 def test_tests_import_helper_modules_and_no_other_tests() -> None:
     files = sorted((ROOT / "tests").rglob("*.py"))
     tests = {path.stem for path in files if path.stem.startswith("test_")}
-    assert [(path.name, module) for path in files for module, _ in imported(ast.parse(path.read_text())) if module in tests] == []
+    # To parse all of them takes seconds, and few have such a line.
+    files = [path for path in files if re.search(r"^\s*(?:from|import)\b.*\btest_", path.read_text(), re.MULTILINE)]
+    assert [(path.name, module) for path in files for module, _ in imported(path) if module in tests] == []

@@ -33,7 +33,7 @@ def pytest_configure(config: Any) -> None:
 
 
 def pytest_sessionstart() -> None:
-    zf.init(num_cpus=2, log_to_driver=False)
+    zf.init(num_cpus=2, log_to_driver=False, config={"preload": ("dask.array", "pytest")})
 
 
 def pytest_sessionfinish() -> None:

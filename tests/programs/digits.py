@@ -1,8 +1,7 @@
-"""Programs of scikit-learn on its digits, whose calls joblib runs: ``python -m digits`` prints what they give with loky, as JSON."""
+"""Programs of scikit-learn on its digits, whose calls joblib runs."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 
@@ -40,9 +39,3 @@ def searched_forests() -> Any:
 
 
 PROGRAMS = (searched, grown, searched_forests)
-
-if __name__ == "__main__":
-    import joblib
-
-    with joblib.parallel_config("loky", n_jobs=2):
-        print(json.dumps({program.__name__: program() for program in PROGRAMS}))

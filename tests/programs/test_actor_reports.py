@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import printed
 from conftest import one_cluster
-from faults import PATIENCE, eventually, failure, printed, query, session
+from faults import PATIENCE, eventually, failure, query
 
 import zfabric as zf
 from zfabric.protocol.names import brief
-
-ZFABRIC = Path(sys.executable).with_name("zfabric")
-
 
 shared = one_cluster()
 
@@ -29,14 +25,14 @@ shared = one_cluster()
 class Seen:
     def __init__(self, path: str = "") -> None:
         while path and not os.path.exists(path):
-            os.sched_yield()
+            time.sleep(0.002)
 
     def pid(self) -> int:
         return os.getpid()
 
     def when(self, path: str) -> None:
         while not os.path.exists(path):
-            os.sched_yield()
+            time.sleep(0.002)
 
     def wait(self, refs: list[Any]) -> None:
         zf.get(refs)
@@ -54,7 +50,7 @@ class Seen:
 @zf.remote
 def when(path: str) -> None:
     while not os.path.exists(path):
-        os.sched_yield()
+        time.sleep(0.002)
 
 
 @zf.remote
@@ -236,7 +232,7 @@ class Leaving:
 
     def __exit__(self, *_: object) -> None:
         while not os.path.exists(self.path):
-            os.sched_yield()
+            time.sleep(0.002)
 
 
 def test_calls_of_an_actor_that_has_ended_itself_are_in_the_timeline(tmp_path: Path) -> None:
@@ -257,7 +253,7 @@ def test_calls_of_an_actor_that_has_ended_itself_are_in_the_timeline(tmp_path: P
 @zf.remote
 def yields(path: str) -> Iterator[int]:
     while not os.path.exists(path):
-        os.sched_yield()
+        time.sleep(0.002)
     yield 1
 
 
@@ -276,11 +272,9 @@ def test_ids_are_printed_in_one_form_that_commands_accept(tmp_path: Path) -> Non
         # They may begin between the two questions.
         eventually(lambda thing=thing: zf.explain(shown[thing][0]).state == zf.explain(thing).state, "the text stands for the same")
         explanation = zf.explain(thing)
-        command = [ZFABRIC, "explain", "--address", session().directory, shown[thing][0]]
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-        assert asked.returncode == 0, asked.stderr
-        assert shown[thing][0].removesuffix("-0") in asked.stdout
-        texts = (str(explanation), repr(explanation), asked.stdout, str(error), zf.explain(dead).reason)
+        asked = printed("explain", shown[thing][0])
+        assert shown[thing][0].removesuffix("-0") in asked
+        texts = (str(explanation), repr(explanation), asked, str(error), zf.explain(dead).reason)
         assert not any(re.search("[0-9a-f]{24}", text) for text in texts), texts
     assert shown[actor][0] in str(zf.explain(actor))
     assert re.search(r"of actor 1-[0-9a-f]{4}-[0-9]+ has no result", str(error))

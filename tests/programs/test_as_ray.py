@@ -10,7 +10,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from command_line import PATIENCE, Place
+from command_line import Place
+from faults import PATIENCE
 
 from zfabric.ray_mode.command import LIBRARIES, modules
 from zfabric.ray_mode.finder import NEWEST, OWN, TESTED, WITHOUT_RAY

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import PATIENCE, ZFABRIC, Place, a_place, eventually
+from command_line import ZFABRIC, Place, a_place
+from faults import PATIENCE, eventually
 from scalers import TASKS, nodes, scaling
 
 WAITS = """

@@ -16,7 +16,8 @@ from typing import Any
 
 import click
 import pytest
-from command_line import PATIENCE, ZFABRIC, Place, a_place, eventually, gone
+from command_line import ZFABRIC, Place, a_place
+from faults import PATIENCE, eventually, gone
 
 from zfabric.adapters.processes import descendants
 from zfabric.cli.doctor import satisfies

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import PATIENCE, ZFABRIC, Place, a_place, eventually, gone
-from faults import name_of
+from command_line import ZFABRIC, Place, a_place
+from faults import PATIENCE, eventually, gone, name_of
 from rich.console import Group
 from rich.live import Live
 from rich.panel import Panel

@@ -76,7 +76,7 @@ class TestGet(GetFunctionTestMixin):  # type: ignore[misc]
     get = staticmethod(get)
 
 
-SUITES = os.environ.get("DASK_SUITES", "dask.tests.test_delayed dask.array.tests.test_overlap").split()
+SUITES = os.environ.get("DASK_SUITES", "dask.tests.test_delayed").split()
 """Modules of Dask's tests. ``scripts/nightly`` runs more."""
 OTHERS = {
     "test_traverse_false": "a value that has travelled is another object",

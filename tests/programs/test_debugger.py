@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from command_line import a_place, gone
+from command_line import a_place
 from conftest import running_cluster
-from faults import PATIENCE, eventually
+from faults import PATIENCE, eventually, gone
 
 import zfabric as zf
 from zfabric.cli.listings import explain

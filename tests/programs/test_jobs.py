@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import PATIENCE, Place, a_place
+from command_line import Place, a_place
 from conftest import running_cluster
-from faults import descendants, eventually, name_of
+from faults import PATIENCE, descendants, eventually, name_of
 
 import zfabric as zf
 from zfabric.adapters.processes import children

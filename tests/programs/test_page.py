@@ -26,6 +26,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from command_line import printed
 from conftest import one_cluster, running_cluster
 from faults import PATIENCE, eventually, kill_daemon, on_node
 from prometheus_client.parser import text_string_to_metric_families
@@ -638,7 +639,7 @@ class Opener:
         pass
 
 
-def test_errors_that_name_a_file_which_is_not_utf8_are_shown_everywhere(page: Page, cluster: Any) -> None:
+def test_errors_that_name_a_file_which_is_not_utf8_are_shown_everywhere(page: Page) -> None:
     """Python has lone surrogates in such names, which no UTF-8 can have."""
     opener = Opener.remote(os.fsdecode(b"th\xe9"))  # Held: the failure of an actor without a handle is forgotten before the page asks.
     failed, dead = opens.remote(os.fsdecode(b"caf\xe9")), opener.read.remote()
@@ -657,9 +658,8 @@ def test_errors_that_name_a_file_which_is_not_utf8_are_shown_everywhere(page: Pa
     eventually(lambda: [line for line in page.ask("logs?text=opens")["lines"] if "caf" in str(line)], "the task's output")
     assert rb'file="caf\\udce9"' in page.request("/metrics", Cookie=page.cookie)[2]
     for command in (("explain", failed.hex()), ("explain", failed.hex(), "--json"), ("tasks", "--json"), ("logs",), ("metrics", "--once")):
-        done = subprocess.run([sys.executable, "-m", "zfabric", *command, "--address", cluster["address"]], capture_output=True, text=True)
-        assert done.returncode == 0, (command, done.stderr)
-        shown = str(json.loads(done.stdout)) if command[-1] == "--json" else done.stdout
+        output = printed(*command)
+        shown = str(json.loads(output)) if command[-1] == "--json" else output
         if command[0] == "explain":
             assert r"caf\udce9" in shown.replace(r"\\", "\\"), command
 

@@ -6,6 +6,7 @@ import itertools
 import os
 import pickle
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,7 @@ def square(number: int) -> int:
 
 def when(path: str) -> str:
     while path and not os.path.exists(path):
-        os.sched_yield()
+        time.sleep(0.002)
     return path
 
 

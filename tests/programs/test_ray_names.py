@@ -267,7 +267,7 @@ def count(upto: int) -> Iterator[int]:
 @ray.remote
 def after(path: str, upto: int) -> Iterator[int]:
     while not os.path.exists(path):
-        os.sched_yield()
+        time.sleep(0.002)
     yield from range(upto)
 
 
@@ -401,7 +401,7 @@ def note_it(path: str, _: Any) -> None:
 @ray.remote
 def late(path: str) -> None:
     while not os.path.exists(path):
-        os.sched_yield()
+        time.sleep(0.002)
 
 
 @ray.remote

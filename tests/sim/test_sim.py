@@ -157,7 +157,8 @@ def test_a_second_hop_is_seen_where_the_task_is(monkeypatch: pytest.MonkeyPatch)
     """And not only by the message that passes it on."""
     monkeypatch.setattr(Invariants, "_delegated", lambda *_: None)
     with applied("second-hop"):
-        failures = (command.run_seed(seed, Kind(nodes=3)).failure for seed in range(VARIANT_SEEDS))
+        seeds = dict.fromkeys((26, *range(VARIANT_SEEDS)))  # Where one is known to show it, and those after it in case it does no longer.
+        failures = (command.run_seed(seed, Kind(nodes=3)).failure for seed in seeds)
         assert any("which is not its home" in failure for failure in failures)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import eventually
+from faults import eventually
 
 from zfabric.exceptions import ConfigError
 from zfabric.launch import providers

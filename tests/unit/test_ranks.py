@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from command_line import PATIENCE
+from faults import PATIENCE
 
 from zfabric.adapters import processes
 from zfabric.cli.main import program
@@ -105,6 +106,14 @@ def test_names_of_runs_can_be_those_of_files() -> None:
     assert all("/" not in name and not name.startswith(".") and len(name) < 100 for name in names)
 
 
+@pytest.fixture
+def notices_as_before() -> Iterator[None]:
+    """What SIGTERM does here: the command ignores it from its beginning, and so would all processes that later tests start."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "text"),
     [
@@ -116,6 +125,7 @@ def test_names_of_runs_can_be_those_of_files() -> None:
         ((), {"ZFABRIC_RANK": "0", "ZFABRIC_SIZE": "2"}, "nothing here names this run: set ZFABRIC_RUN"),
     ],
 )
+@pytest.mark.usefixtures("notices_as_before")
 def test_command_lines_that_are_refused(arguments: tuple[str, ...], environment: dict[str, str], text: str) -> None:
     command = () if text.startswith("Missing") else ("--", "true")
     refused = CliRunner().invoke(program, ["run", *arguments, *command], env=environment)

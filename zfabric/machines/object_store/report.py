@@ -79,8 +79,10 @@ def answer(tables: StoreTables, what: str, arguments: Row) -> object:
 def check(tables: StoreTables) -> None:
     """Raise InvariantViolation unless tiles and tables agree."""
     position = tables.start
-    for start, size, owner in sorted(_tiles(tables)):
-        _require(start == position, f"{owner} at {start} follows what ends at {position}")
+    for start, size, owner in sorted(_tiles(tables), key=lambda tile: tile[:2]):
+        if start != position:
+            name = owner if isinstance(owner, str) else f"object {short(owner)}"
+            raise InvariantViolation(f"{name} at {start} follows what ends at {position}")
         position = start + size
     _require(position == tables.end, f"the arena is accounted for up to {position} of {tables.end}")
     _require(tables.grant_starts == sorted(tables.grants), "the grants' order is not theirs")
@@ -89,8 +91,9 @@ def check(tables: StoreTables) -> None:
     _check_entries(tables)
 
 
-def _tiles(tables: StoreTables) -> list[tuple[int, int, str]]:
-    tiles = [(start, size, "ready room") for start, size in tables.space.ready]
+def _tiles(tables: StoreTables) -> list[tuple[int, int, str | bytes]]:
+    """(start, size, owner) of each part of the arena; the owner is the id of an object, or named in words."""
+    tiles: list[tuple[int, int, str | bytes]] = [(start, size, "ready room") for start, size in tables.space.ready]
     tiles += [(start, size, "cold room") for start, size in tables.space.cold]
     for grant in tables.grants.values():
         tiles += [(start, size, "a grant") for start, size in (*grant.open, *grant.parked)]
@@ -99,27 +102,31 @@ def _tiles(tables: StoreTables) -> list[tuple[int, int, str]]:
         tiles += [(start, size, "room being made ready") for start, size in parts]
     for entry in tables.entries.values():
         if entry.offset is not None:
-            tiles.append((entry.offset - HEADER_BYTES, entry.room, f"object {short(entry.object_id)}"))
+            tiles.append((entry.offset - HEADER_BYTES, entry.room, entry.object_id))
     return tiles
 
 
 def _check_entries(tables: StoreTables) -> None:
     waiting = {waiter.entry.object_id for waiter in tables.waiters() if waiter.entry is not None and not waiter.cancelled}
     for object_id, entry in tables.entries.items():
-        name = f"object {short(object_id)} ({entry.state})"
-        resident = entry.state in (SEALED, RESTORING) or (entry.state == SPILLING and entry.value is None)
-        _require((entry.offset is not None) == resident, f"{name}: in the arena or not")
-        _require((object_id in tables.idle) == (entry.state == SEALED and not entry.pins), f"{name}: idle or not")
-        _require((object_id in tables.pinned) == bool(entry.pins), f"{name}: pinned or not")
-        _require(all(count > 0 for count in entry.pins.values()), f"{name}: pins that are none")
         readable = entry.state in (SEALED, SPILLED) or (entry.state == SPILLING and entry.value is None)
-        _require(not entry.pins or readable, f"{name}: pinned where it is not")
-        _require(not entry.asked or not readable, f"{name}: keeps readers waiting")
-        _require((entry.state == WAITING) == (object_id in waiting), f"{name}: in the queue or not")
-        _require(entry.value is None or entry.state in (WAITING, SPILLING), f"{name}: its inline value")
-        _require(entry.state not in (SPILLED, CHECKING) or entry.on_disk, f"{name}: on disk or not")
-        _require(not entry.on_disk or 0 < entry.file <= tables.last_file, f"{name}: its file")
-        _require(not entry.freed or bool(entry.pins) or entry.state in (SPILLING, RESTORING, CHECKING), f"{name}: freed, but not gone")
+        resident = entry.state in (SEALED, RESTORING) or (entry.state == SPILLING and entry.value is None)
+        mistakes = {
+            "in the arena or not": (entry.offset is not None) != resident,
+            "idle or not": (object_id in tables.idle) != (entry.state == SEALED and not entry.pins),
+            "pinned or not": (object_id in tables.pinned) != bool(entry.pins),
+            "pins that are none": min(entry.pins.values(), default=1) <= 0,
+            "pinned where it is not": bool(entry.pins) and not readable,
+            "keeps readers waiting": bool(entry.asked) and readable,
+            "in the queue or not": (entry.state == WAITING) != (object_id in waiting),
+            "its inline value": entry.value is not None and entry.state not in (WAITING, SPILLING),
+            "on disk or not": entry.state in (SPILLED, CHECKING) and not entry.on_disk,
+            "its file": entry.on_disk and not 0 < entry.file <= tables.last_file,
+            "freed, but not gone": entry.freed and not entry.pins and entry.state not in (SPILLING, RESTORING, CHECKING),
+        }
+        if True in mistakes.values():
+            (what, *_) = (text for text, made in mistakes.items() if made)
+            raise InvariantViolation(f"object {short(object_id)} ({entry.state}): {what}")
     _require(set(tables.idle) | set(tables.pinned) <= set(tables.entries), "objects that are not there")
     spilling = sum(entry.room for entry in tables.entries.values() if entry.state == SPILLING and entry.value is None)
     _require(spilling == tables.spilling, "the bytes being spilled")
