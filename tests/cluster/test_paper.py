@@ -457,7 +457,7 @@ def test_the_walk_of_figure_7_over_two_nodes_takes_at_most_eight_messages_betwee
     left = min(index for index, (source, _, message) in enumerate(messages) if source == "driver" and isinstance(message, m.Release))
     walk = [name for index, name in between if began <= index < left]
     assert [name for index, name in between if began <= index < ended] == ["Delegate", "Want", "Chunk", "Ended", "Want", "Chunk"]
-    assert sorted(walk[6:]) == ["EndsReceived", "Release"], "of these, the first acknowledges the end, and the second frees a copy"
+    assert sorted(walk[6:]) == ["EndsReceived", "UpdateLedger"], "of these, the first acknowledges the end, and the second frees a copy"
     assert len(walk) <= 8
 
 
