@@ -275,9 +275,9 @@ def test_cancel_reaches_dependents_and_children(tmp_path: Path, started: Any) ->
     dependent = identity.remote(ref)
     started("child")
     zf.cancel(ref)
-    # Its own error, or the child's that the parent has been given before it was interrupted.
-    assert isinstance(failure(ref), zf.TaskCancelledError)
-    assert isinstance(failure(dependent), zf.TaskCancelledError)
+    for error in (failure(ref), failure(dependent)):  # The parent's own, or the child's if its `get` has raised that before the interrupt.
+        assert isinstance(error, zf.TaskCancelledError)
+        assert type(error) is zf.TaskCancelledError or str(error) == "sleeper was cancelled", repr(error)
     eventually(lambda: all(row["state"] == "idle" for row in worker_rows()), "the child has been stopped as well")
 
 

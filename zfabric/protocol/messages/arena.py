@@ -94,9 +94,9 @@ class Unpin(NamedTuple):
 
 
 class RecallPins(NamedTuple):
-    """object store -> client, transfer agent. The arena is short of room: unpin what is not used.
+    """object store -> client, transfer agent. The arena is short of room.
 
-    That are those of these objects that no live value of the process uses.
+    Unpin each of these objects that no live value of the process uses.
     """
 
     object_ids: ObjectIds
