@@ -154,7 +154,7 @@ class LocalScheduler:
         self.outcomes = Outcomes(self.tables, self.references, node)
         self.rebuilding = Rebuilding(self.tables, self.references, self.outcomes)
         self.stopping = Stopping(self.tables, self.outcomes)
-        self.admission = Admission(self.tables, self.blocks, self.references, self.outcomes, self.rebuilding, self.stopping)
+        self.admission = Admission(self.tables, self.blocks, self.outcomes, self.rebuilding, self.stopping)
         self.direct = DirectSubmissions(self.tables, self.references, self.outcomes, self.stopping, self.admission)
         self.workers = WorkerPool(self.tables, self.pool, first_token)
         self.dispatcher = Dispatcher(self.tables, self.outcomes, self.rebuilding, self.stopping, self.direct, self.pool, self.workers)
@@ -240,9 +240,7 @@ class LocalScheduler:
             self.fetching,
         )
         self.receipts = Receipts(self.tables)
-        self.remote_streams = RemoteStreams(
-            self.tables, self.references, self.outcomes, self.streams, self.borrowing, self.executions, self.receipts
-        )
+        self.remote_streams = RemoteStreams(self.tables, self.references, self.streams, self.borrowing, self.executions, self.receipts)
         self.creation = DetachedCreation(
             self.tables, self.requests, self.references, self.submission, self.actors, self.borrowing, self.executions
         )

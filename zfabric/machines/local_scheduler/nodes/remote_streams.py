@@ -16,7 +16,6 @@ from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import NodeRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
-from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import WORKER, Address
 
@@ -39,7 +38,6 @@ class RemoteStreams:
         self,
         tables: Tables,
         references: References,
-        outcomes: Outcomes,
         streams: Streams,
         borrowing: Borrowing,
         executions: Executions,
@@ -47,7 +45,6 @@ class RemoteStreams:
     ) -> None:
         self.tables = tables
         self.references = references
-        self.outcomes = outcomes
         self.streams = streams
         self.borrowing = borrowing
         self.executions = executions

@@ -5,7 +5,6 @@ from __future__ import annotations
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.local_scheduler.object_places import PENDING
 from zfabric.machines.local_scheduler.records import DONE, ProcessRecord, TaskExtras, TaskRecord
-from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
@@ -25,12 +24,9 @@ OF_QUEUES = frozenset({"demand", "env", "strategy", "captured"})
 class Admission:
     """Enters single rows into the tables."""
 
-    def __init__(
-        self, tables: Tables, blocks: BlockWriter, references: References, outcomes: Outcomes, rebuilding: Rebuilding, stopping: Stopping
-    ) -> None:
+    def __init__(self, tables: Tables, blocks: BlockWriter, outcomes: Outcomes, rebuilding: Rebuilding, stopping: Stopping) -> None:
         self.tables = tables
         self.blocks = blocks
-        self.references = references
         self.outcomes = outcomes
         self.rebuilding = rebuilding
         self.stopping = stopping

@@ -15,7 +15,6 @@ class WorkerPool:
 
     def __init__(self, tables: Tables, pool: ResourcePool, first_token: int) -> None:
         self.tables = tables
-        self.pool = pool
         self._next_token = first_token
         self.held_up = False
         """Whether no worker was started because too many are blocked."""
