@@ -22,6 +22,14 @@ EXPORTED = ((FUNCTION, "f", b"payload", ()),)
 ABOUT = (JOB, "", HOME_A)
 
 
+def members(node: Node, version: int, *others: bytes) -> None:
+    """The cluster has these nodes and this one."""
+    rows = [
+        (each, number, "n", "", "", b"", (), (), 0) for number, each in ((1, HOME_A), (2, SELF), (3, HOME_C)) if each in (*others, SELF)
+    ]
+    node.send(MEMBER + OWN, m.NodeTable(version, tuple(rows)))
+
+
 class Executor(Node):
     """A node between two others: A delegates tasks to it, and C is the home of what they name."""
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from client_alone import NAMER, REGISTER, client, sent_by, submit
 from ledger_updates import holding, released
-from nodes_alone import HOME_A, HOME_C, OTHER, SELF, Executor, Nodes
+from nodes_alone import HOME_A, HOME_C, OTHER, Executor, Nodes, members
 from scheduler_alone import DRIVER, OWN, Node, Restarted, died, ref, row
 
 from tests.sim.kinds import Kind
 from tests.sim.world import World
 from zfabric.machines.client.machine import Client
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import CLIENT, FIRST_RETURN, LOCAL_SCHEDULER, MEMBER
+from zfabric.protocol.ids import CLIENT, FIRST_RETURN, LOCAL_SCHEDULER
 
 __all__ = ["client"]
 
@@ -28,14 +28,6 @@ def notified(node: Node, process: bytes = DRIVER) -> list[bytes]:
     found = [each for to, message in node.take(m.Unreferenced) if to == CLIENT + process for each in message.object_ids]
     node.sent = [(to, message) for to, message in node.sent if not isinstance(message, m.Unreferenced)]
     return found
-
-
-def members(node: Node, version: int, *others: bytes) -> None:
-    """The cluster has these nodes and this one."""
-    rows = [
-        (each, number, "n", "", "", b"", (), (), 0) for number, each in ((1, HOME_A), (2, SELF), (3, HOME_C)) if each in (*others, SELF)
-    ]
-    node.send(MEMBER + OWN, m.NodeTable(version, tuple(rows)))
 
 
 def of_kind(kind: type[Any], messages: list[Any]) -> list[Any]:

@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from ledger_updates import held, released, searching
-from nodes_alone import ACTOR_ID, CALL, CALLER, HOME_A, HOME_C, OTHER, SELF, Nodes, call
-from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, died
+from ledger_updates import found, held, released, searching
+from nodes_alone import ACTOR_ID, CALL, CALLER, HOME_A, HOME_C, OTHER, SELF, Nodes, call, members
+from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, OWN, Restarted, died
 
 from tests.sim.variants import applied
-from zfabric.machines.local_scheduler.nodes.receipts import RECEIPTS_WITHIN
+from zfabric.machines.local_scheduler.nodes.receipts import ACKNOWLEDGE_AFTER, RECEIPTS_WITHIN
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import ACTOR, CLIENT, FIRST_RETURN, WORKER, call_value, control_of, first_attempt, object_id, remote_caller
+from zfabric.protocol.ids import (
+    ACTOR,
+    CLIENT,
+    FIRST_RETURN,
+    LOCAL_SCHEDULER,
+    WORKER,
+    call_value,
+    control_of,
+    first_attempt,
+    object_id,
+    remote_caller,
+)
 
 FAR = JOB + b"parent F" + bytes(4)
 """An actor whose home is node A."""
@@ -320,6 +331,37 @@ def test_an_outcome_with_refs_is_acknowledged_once_they_are_held_here(node: Node
     assert node.told_at_last(HOME_A) == []
     node.hear(HOME_C, m.LedgerUpdated(borrow.number))
     assert node.told(HOME_A) == [m.EndsReceived(1)]
+
+
+def test_a_call_that_comes_again_goes_ahead_of_the_word_that_its_caller_has_the_outcome() -> None:
+    """Else the actor forgets the outcome and runs the call again. Here the call waits until this restarted daemon knows all homes."""
+    node = Restarted()
+    members(node, 1, HOME_A, HOME_C)
+    node.rejoin((), held=(m.Hold((OTHER,)), m.FindActors((FAR,))))
+    for other in (HOME_A, HOME_C):
+        node.send(LOCAL_SCHEDULER + other, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon 1", OWN))
+        node.send(LOCAL_SCHEDULER + other, m.Ready())
+    searches = {to[1:]: message.number for to, message in node.take(m.UpdateLedger) if held(message)}
+    node.send(LOCAL_SCHEDULER + HOME_A, alive())
+    node.send(CLIENT + DRIVER, m.Call(FAR, 7, (call(),)))
+    node.send(LOCAL_SCHEDULER + HOME_A, m.CallsEnded(1, ((CALL, DRIVER, m.OK, (b"value",), ()),), ()))
+    node.now += RECEIPTS_WITHIN
+    node.turn()
+    ((_, request),) = node.take(m.RequestReceipt)
+    node.send(CLIENT + DRIVER, m.Receipt(request.token))
+    for _ in range(2):
+        node.now += ACKNOWLEDGE_AFTER
+        node.turn()
+    for other, number in searches.items():
+        node.send(LOCAL_SCHEDULER + other, found(number, (OTHER,) if other == HOME_C else ()))
+    for _ in range(2):
+        node.now += ACKNOWLEDGE_AFTER
+        node.turn()
+    told = [message for to, message in node.sent if to[1:] == HOME_A]
+    ends = [each for each in told if isinstance(each, m.EndsReceived) and not each.callers]
+    (relayed,) = [each for each in told if isinstance(each, m.RelayedCalls)]
+    assert ends
+    assert told.index(relayed) < told.index(ends[0])
 
 
 def begin_next_daemon(node: Nodes) -> None:

@@ -902,7 +902,7 @@ class LocalScheduler:
             m.OutcomesReceived: self.peer_recovery.of_callers(self.remote_actors.on_outcomes_received),
             m.StopRelayed: self.remote_actors.on_stop_relayed,
             m.CallsRepeated: self.peer_recovery.of_callers(self.remote_actors.on_calls_repeated),
-            m.Receipt: self.receipts.on_receipt,
+            m.Receipt: self.peer_recovery.of_callers(self.receipts.on_receipt),
             m.ExpectResults: self.call_results.on_expect_results,
             m.CallOutcomes: self.call_results.on_call_outcomes,
             m.KillActor: self.remote_actors.on_kill_actor,
