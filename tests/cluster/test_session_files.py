@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from zfabric.runtime.session import Session, find_sessions, new_incarnation, sweep
+from zfabric.protocol.messages import PROTOCOL_VERSION
+from zfabric.runtime.session import STARTED, ClusterSettings, JoinedNode, Session, find_sessions, new_incarnation, started_session, sweep
 from zfabric.runtime.session_files import FILES_PER_LOOK, YOUNG_SECONDS, SessionFiles
 
 DAEMON = 4711
@@ -202,3 +203,32 @@ def test_all_who_wait_get_the_reason_when_a_cleaner_has_deleted_a_session(base: 
         assert f"{name} was deleted while the session ran" in tool
         assert f"{name} was deleted while the session ran" in program
         assert is_left == "False"
+
+
+@pytest.mark.parametrize("left", [(), ("session.json",)])
+def test_a_node_that_ends_while_sessions_are_looked_at_is_not_taken_for_the_clusters(
+    base: str, left: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
+    locks = []
+    for number, address in enumerate(addresses):
+        session, lock = Session.create(base)
+        locks.append(lock)
+        cluster = ClusterSettings(number == 0, "127.0.0.1", number, addresses[0], "", "", (), "")
+        session.write_description({"protocol": PROTOCOL_VERSION, "kind": STARTED, "started": number, "cluster": cluster._asdict()})
+        session.write_membership(JoinedNode(number, address, addresses, ""))
+    head, node = find_sessions(base)
+    outlives = Session.outlives_programs
+
+    def ends(session: Session) -> bool:
+        found = outlives(session)
+        for name in {"session.json", "membership"}.difference(left) if session.directory == node.directory else ():
+            os.unlink(f"{session.directory}/{name}")
+        return found
+
+    monkeypatch.setattr(Session, "outlives_programs", ends)
+    found = started_session(base)
+    assert found is not None
+    assert found.directory == head.directory
+    for lock in locks:
+        os.close(lock)

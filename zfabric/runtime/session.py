@@ -586,20 +586,26 @@ def _has_just_failed(directory: str) -> bool:
 
 
 def started_session(base: str | None = None) -> Session | None:
-    """The latest living session of ``zfabric start``, or its cluster's oldest node here. One that is still joining comes last."""
-    started = sorted((session for session in find_sessions(base) if session.outlives_programs()), key=_has_joined)
+    """The latest living session of ``zfabric start``, or its cluster's oldest node here. One that is joining or ending comes last."""
+    # Each file is read once: a node that ends meanwhile loses them.
+    memberships = {session: session.membership() for session in find_sessions(base) if session.outlives_programs()}
+    started = sorted(memberships, key=lambda session: memberships[session] is not None or _is_alone(session))
     latest = started[-1] if started else None
-    membership = latest.membership() if latest is not None else None
+    membership = memberships[latest] if latest is not None else None
     if membership is None:
         return latest
-    of_cluster = (session for session in started if (other := session.membership()) is not None and other.address in membership.addresses)
+    of_cluster = (session for session in started if (other := memberships[session]) is not None and other.address in membership.addresses)
     return next(of_cluster, latest)
 
 
-def _has_joined(session: Session) -> bool:
-    with suppress(FabricError):  # Of another version.
-        return session.membership() is not None or session.cluster() is None
-    return True
+def _is_alone(session: Session) -> bool:
+    """Whether it is of no cluster of several nodes, or of another version."""
+    try:
+        return session.cluster() is None
+    except VersionMismatchError:
+        return True
+    except FabricError:  # It has just ended.
+        return False
 
 
 # --- files ------------------------------------------------------------------------------------------------------------------------
