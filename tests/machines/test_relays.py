@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from ledger_updates import found, held, released, searching
 from nodes_alone import ACTOR_ID, CALL, CALLER, HOME_A, HOME_C, OTHER, SELF, Nodes, call, members
-from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, OWN, Restarted, died
+from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, OWN, Restarted, died, task_id
 
 from tests.sim.variants import applied
 from zfabric.machines.local_scheduler.nodes.receipts import ACKNOWLEDGE_AFTER, RECEIPTS_WITHIN
@@ -515,6 +515,26 @@ def test_an_actor_yields_for_a_caller_on_another_node_until_its_outcome_has_left
     assert not node.scheduler.tables.relayed_streams
     node.send(WORKER + worker, m.Yielded(((CALL, 0, 0, b"a", ()),)))
     assert not node.told(HOME_A)
+
+
+@pytest.mark.parametrize("acknowledged", [False, True])
+def test_values_that_a_home_has_released_are_named_lost_behind_what_its_next_daemon_is_repeated(node: Nodes, acknowledged: bool) -> None:
+    """Else that daemon takes them for retained here, and whoever wants one fetches again and again."""
+    worker = node.actor()
+    node.hear(HOME_A, m.RelayedCalls(ACTOR_ID, ATTEMPT, (call(stream=4),), CALLER, ()))
+    rows = tuple((CALL, 0, index, (4096 * (index + 1), 300_000), ()) for index in range(2))
+    node.send(WORKER + worker, m.Yielded(rows))
+    if acknowledged:
+        node.hear(HOME_A, m.EndsReceived(1))
+    executor = node.delegated(2)
+    node.complete(executor, 2, first_attempt(0, 1), m.OK, (40_960, 300_000))
+    gone = (object_id(CALL, 1), object_id(task_id(2), 0))
+    node.hear(HOME_A, released(gone))
+    node.told(HOME_A)
+    node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon 2", node.scheduler.address[1:]), m.Ready())
+    told = [each for each in node.told(HOME_A) if isinstance(each, m.RelayedYields | m.Ended | m.CopyLost)]
+    assert [type(each) for each in told] == [m.RelayedYields, m.Ended, m.CopyLost, m.CopyLost]
+    assert tuple(each.object_id for each in told[2:]) == gone
 
 
 # -- names --

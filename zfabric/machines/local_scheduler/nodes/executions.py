@@ -6,7 +6,7 @@ Each end is reported (``Ended``), and no record stays here. The report and its p
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from zfabric.machines.local_scheduler.channel import NO_CALLS, CallsByWorker, Retained, Sent
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
@@ -14,7 +14,7 @@ from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.children import Children
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.fetching import Fetching
-from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere
+from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
 from zfabric.machines.local_scheduler.records import DONE, FunctionRecord, JobRecord, NodeRecord, RefusedRow, TaskRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.submission import Submission
@@ -24,7 +24,7 @@ from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.local_scheduler.transitions import CallsEndReceived
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import JOB_BYTES, Address, child_prefix, node_of, salt_of, short, unpack_counter
+from zfabric.protocol.ids import JOB_BYTES, Address, child_prefix, node_of, object_id, salt_of, short, unpack_counter
 from zfabric.protocol.messages import FAILED, LOST, OK, STAYS
 from zfabric.protocol.options import in_bundle, option
 
@@ -97,7 +97,7 @@ class Executions:
             self.references.pin(row[3])
             self.references.pin(task.contains())
             self._await_values(task)
-        self.borrowing.forget_unneeded([each for object_id, _, contained in message.values for each in (object_id, *contained)])
+        self.borrowing.forget_unneeded([each for identifier, _, contained in message.values for each in (identifier, *contained)])
         self.tables.counts["received_delegated"] += len(message.rows)
 
     def adopt(self, row: m.Row, attempt: int, job: JobRecord) -> TaskRecord | None:
@@ -133,9 +133,13 @@ class Executions:
         return (*found, *((task.id, task.attempt) for task in here))
 
     def repeat_ends(self, home: NodeRecord) -> None:
-        """Repeat unacknowledged ends, and those that have made actors here."""
+        """Repeat unacknowledged ends, and those that have made actors here. Behind them, name values that are released here since."""
         for message in home.ends:
             self.tables.ledger.holds.send(home.token, message)
+        for identifier in dict.fromkeys(each for message in home.ends for each in _released_by_home(message)):
+            record = self.tables.find(identifier)
+            if record is None or type(record.value) is not Stored:
+                self.tables.ledger.holds.send(home.token, m.CopyLost(identifier, "it was released before its home's daemon was restarted"))
         for guest in self.tables.guests.values():
             if guest.home == home.token:
                 self.tables.delegated_ends.append((guest.task, OK, (b"actor",), None, ()))
@@ -177,9 +181,9 @@ class Executions:
 
     def _receive_values(self, values: m.Rows, homes: m.Rows, sender: bytes) -> None:
         """Enter dependencies; the sender retains them as long as the rows."""
-        for object_id, value, contained in values:
-            self.borrowing.refer((object_id, *contained), homes, sender)
-            record = self.tables.find(object_id)
+        for identifier, value, contained in values:
+            self.borrowing.refer((identifier, *contained), homes, sender)
+            record = self.tables.find(identifier)
             if record is None or not record.home or record.status != PENDING:
                 continue
             if isinstance(value, tuple):
@@ -191,8 +195,8 @@ class Executions:
     def _await_values(self, task: TaskRecord) -> None:
         """Fetch missing values at once, before a worker is free."""
         missing = 0
-        for object_id in task.row[3]:
-            record = self.tables.find(object_id)
+        for identifier in task.row[3]:
+            record = self.tables.find(identifier)
             if record is not None and (record.status == PENDING or isinstance(record.value, Elsewhere)):
                 missing += 1
                 record.add_dependent(task)
@@ -307,6 +311,15 @@ class Executions:
             if calls:
                 self.tables.transitions.append(CallsEndReceived(calls))
         return [each[0] for each in retained]
+
+
+def _released_by_home(message: Sent) -> Iterator[bytes]:
+    """Large values that the home may have released already. Those of calls are pinned until the message is acknowledged."""
+    if isinstance(message, m.RelayedYields):
+        yield from (object_id(row[0], row[2] + 1) for row in message.rows if type(row[3]) is int)
+    elif isinstance(message, m.Ended):
+        for task_id, _, _, outputs in m.Completed(*message.completed).rows:
+            yield from (object_id(task_id, index) for index, value in enumerate(outputs) if type(value) is int)
 
 
 def _is_stream(task: TaskRecord | RefusedRow) -> bool:
