@@ -144,7 +144,7 @@ class AgentNode:
 
     def _ended(self, now: float, message: m.Pulled | m.PullFailed, agent: bytes) -> None:
         if isinstance(message, m.Pulled):
-            self.core.scheduler.tables.sealed.append((*message, agent, True))
+            self.core.scheduler.tables.store.seal(*message, agent, True)
             self.ended[message.object_id] = ("", "")
         else:
             self.ended[message.object_id] = (message.kind, message.text)

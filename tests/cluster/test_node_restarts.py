@@ -210,7 +210,7 @@ def test_a_turn_that_ends_a_job_later_than_its_driver_leaves_nothing_to_the_next
     node.scheduler.tables.end_due = True
     node.scheduler.take_effects(node.now)
     assert job.ended
-    assert node.scheduler.tables.unwanted == []
+    assert not node.scheduler.tables.transfers
 
 
 class Peer(Node):
@@ -555,7 +555,7 @@ def test_the_head_makes_an_actor_once_and_goes_on_with_its_job_if_the_home_of_th
     assert told(peer, A) == [m.Answer(5, True, "")]
     hear(peer, A, query._replace(token=6))
     assert told(peer, A) == [m.Answer(6, True, "")]
-    assert peer.scheduler.tables.counts["tasks_submitted"] == 1
+    assert peer.scheduler.statistics()["tasks_submitted"] == 1
     assert C in peer.scheduler.tables.tasks[task_id(7)].holders  # type: ignore[operator]
     lead(peer, SELF, 3, C)
     job = peer.scheduler.tables.jobs[JOB]

@@ -182,7 +182,7 @@ def test_a_small_value_of_a_dead_home_can_be_copied_to_the_home_of_the_job(node:
     node.send(CLIENT + worker, m.Hold((OTHER,)))
     node.send(CLIENT + worker, m.Fetch((OTHER,)))
     node.hear(HOME_C, m.FetchedValues(((OTHER, m.OK, b"value", ()),), ()))
-    rows = tuple(row for row in node.scheduler.tables.node_table.values() if row[0] != HOME_C)
+    rows = tuple(row for row in node.scheduler.tables.cluster.rows.values() if row[0] != HOME_C)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
     assert m.Remains(HOME_C, ((OTHER, m.OK, 5, ()),), (), (), False) in node.told(HOME_A)
     assert m.Absorb(((OTHER, b"value", False),)) in [message for to, message in node.sent if to[:1] == OBJECT_STORE], (
@@ -202,7 +202,7 @@ def test_an_end_that_a_dead_home_has_not_read_is_for_the_home_of_the_job(node: E
     assert any(isinstance(message, m.Ended) for message in node.told(HOME_A))
     node.send(CLIENT + worker, m.Release((PUT,)))
     assert node.scheduler.tables.find(PUT) is not None, "its home has not read the end yet"
-    rows = tuple(row for row in node.scheduler.tables.node_table.values() if row[0] != HOME_A)
+    rows = tuple(row for row in node.scheduler.tables.cluster.rows.values() if row[0] != HOME_A)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
     has, ended, complete = (each for each in node.told(HOME_C) if isinstance(each, m.Remains | m.Ended))
     assert has == m.Remains(HOME_A, (), (), ((task_id(1), first_attempt(0, 1)),), False)
@@ -219,7 +219,7 @@ def test_what_a_dead_node_held_is_released_once_all_others_have_taken_over_from_
     node.send(CLIENT + DRIVER, m.Put(((value, b"value", (), False),)))
     node.hear(HOME_C, holding(1, (value,)))
     node.send(CLIENT + DRIVER, m.Release((value,)))
-    rows = tuple(row for row in node.scheduler.tables.node_table.values() if row[0] != HOME_C)
+    rows = tuple(row for row in node.scheduler.tables.cluster.rows.values() if row[0] != HOME_C)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
     node.hear(HOME_A, m.Remains(HOME_C, (), (), (), True))
     assert value in node.scheduler.tables.objects
@@ -239,7 +239,7 @@ def test_the_home_of_a_job_takes_over_though_the_next_daemon_of_the_last_other_n
     node.driver()
     node.hear(HOME_C, m.Entrust(1, JOB, EXPORTED, (row(7),), (), (task_id(7),)))
     node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon2.", OWN), m.Ready())
-    rows = tuple(row for row in node.scheduler.tables.node_table.values() if row[0] != HOME_C)
+    rows = tuple(row for row in node.scheduler.tables.cluster.rows.values() if row[0] != HOME_C)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
     assert m.Remains(HOME_C, (), (), (), True) in node.told(HOME_A)
     assert task_id(7) not in node.scheduler.tables.tasks
@@ -261,7 +261,7 @@ def test_an_end_that_a_dead_home_has_not_acknowledged_counts_if_only_a_task_need
         node.hear(HOME_C, m.Delegate((JOB, "", SELF), EXPORTED, (first,), (), (), (), attempt))
         node.complete(node.workers()[0], 7, attempt)
     node.dispatched()
-    rows = tuple(row for row in node.scheduler.tables.node_table.values() if row[0] != HOME_C)
+    rows = tuple(row for row in node.scheduler.tables.cluster.rows.values() if row[0] != HOME_C)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
     if elsewhere:
         node.hear(HOME_A, m.Remains(HOME_C, (), (), ((task_id(7), attempt),), False))
@@ -287,7 +287,7 @@ def test_what_a_dead_node_held_is_released_though_the_next_daemon_of_the_last_ot
     node.send(CLIENT + DRIVER, m.Put(((value, b"value", (), False),)))
     node.hear(HOME_C, holding(1, (value,)))
     node.send(CLIENT + DRIVER, m.Release((value,)))
-    rows = tuple(row for row in node.scheduler.tables.node_table.values() if row[0] != HOME_C)
+    rows = tuple(row for row in node.scheduler.tables.cluster.rows.values() if row[0] != HOME_C)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
     node.hear(HOME_A, m.Remains(HOME_C, (), (), (), True))
     assert value in node.scheduler.tables.objects
@@ -302,7 +302,7 @@ def test_what_a_dead_node_held_is_released_though_the_next_daemon_of_the_last_ot
 
 def test_the_home_of_a_job_waits_for_the_next_daemon_of_a_node_that_has_yet_to_learn_of_a_death(node: Executor) -> None:
     """It begins with the last table of the one before."""
-    rows = tuple(row for row in node.scheduler.tables.node_table.values() if row[0] != HOME_C)
+    rows = tuple(row for row in node.scheduler.tables.cluster.rows.values() if row[0] != HOME_C)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
     node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon2.", m.ANY_DAEMON))
     node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon2.", OWN), m.Ready())
@@ -314,7 +314,7 @@ def test_the_home_of_a_job_waits_for_the_next_daemon_of_a_node_that_has_yet_to_l
 @pytest.mark.parametrize("early", [False, True])
 def test_the_home_of_a_job_waits_for_a_node_that_it_meets_as_it_learns_of_a_death(node: Executor, early: bool) -> None:
     """That node may have met the dead one meanwhile. If not, it answers: it is told once it has registered, and so knows this node."""
-    rows = {**node.scheduler.tables.node_table, LATE: (LATE, 4, "n4", "", "", b"", (("CPU", RESOURCE_UNIT),), (), 0)}
+    rows = {**node.scheduler.tables.cluster.rows, LATE: (LATE, 4, "n4", "", "", b"", (("CPU", RESOURCE_UNIT),), (), 0)}
     register, report = m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.."), m.Remains(HOME_C, (), (), (), True)
     if early:
         node.hear(LATE, register, m.Ready())

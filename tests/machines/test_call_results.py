@@ -40,7 +40,7 @@ def test_the_caller_gets_the_place_unasked_and_pinned(node: Node) -> None:
     assert [row for _, message in node.take(m.Locate) for row in message.rows] == [(VALUE, DRIVER)]
     node.send(OBJECT_STORE + OWN, m.Located(((VALUE, DRIVER, *PLACE),)))
     assert node.take(m.Objects)[-1][1].rows == ((VALUE, OK, PLACE, ()),)
-    assert node.scheduler.tables.locating == {}
+    assert node.scheduler.tables.store.waiting == {}
 
 
 @pytest.mark.parametrize("why", ["large", "little room"])

@@ -1334,7 +1334,7 @@ def test_tasks_are_counted_once_at_their_home_whatever_their_attempts_came_to() 
     again = home.scheduler.tables.tasks[task_id(1)].attempt
     home.send(b"L" + NODES[1], m.Ended(2, tuple(m.Completed.of(((task_id(1), again, m.OK, (b"value",)),))), ()))
     assert counts(home) == {"waiting": 0, "running": 0, "finished": 3, "failed": 1}
-    assert home.scheduler.tables.counts["tasks_finished"] == 1, "the other node has counted its attempts"
+    assert home.scheduler.statistics()["tasks_finished"] == 1, "the other node has counted its attempts"
 
 
 def test_a_missing_fence_is_found() -> None:

@@ -123,5 +123,5 @@ def test_the_old_bundle_of_a_drained_node_is_retained_until_it_leaves_and_freed_
 def test_a_drained_node_that_has_left_has_no_bundle_any_more(home: Nodes) -> None:
     reserved(home, 2, HOME_C, 2)
     home.table(2, SELF, HOME_C)
-    record = home.scheduler.tables.groups[GROUP]
+    record = home.scheduler.groups.records[GROUP]
     assert (record.places, record.leaving, record.state) == ([HOME_C], set(), "CREATED")

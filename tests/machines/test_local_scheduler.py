@@ -13,7 +13,7 @@ from zfabric.adapters.task_errors import pack_error
 from zfabric.config import Config
 from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.common.tables import pack_row, unpack_row
-from zfabric.machines.local_scheduler import records, tables
+from zfabric.machines.local_scheduler import records, tables, task_queues
 from zfabric.machines.local_scheduler.object_places import Stored
 from zfabric.machines.local_scheduler.records import DONE, READY
 from zfabric.machines.local_scheduler.tables import NOTICES_MAX
@@ -501,7 +501,7 @@ def test_endless_cancels_take_bounded_memory(node: Node, monkeypatch: pytest.Mon
         node.send(CLIENT + worker, m.Submit((child,)))
         node.complete(worker, number, 0, m.INTERRUPTED)
         assert node.dispatched() == [], "what comes late of the latest is stopped"
-    assert len(node.scheduler.tables.condemned) <= 20
+    assert len(node.scheduler.stopping.condemned) <= 20
 
 
 def test_children_in_flight_when_their_parent_was_cancelled_are_cancelled(node: Node) -> None:
@@ -593,7 +593,7 @@ def test_a_value_that_a_process_requested_before_it_died_is_freed_though_it_is_l
     node.send(CLIENT + worker, m.Fetch((large,)))
     assert node.take(m.Locate)[-1][1].rows == ((large, worker),)
     node.send(b"X" + OWN, m.ProcessDied(node.scheduler.tables.workers[worker].pid, 0, 9, 0, ""))
-    assert not node.scheduler.tables.locating
+    assert not node.scheduler.tables.store.waiting
     node.send(b"O" + OWN, m.ObjectsLost(((large, "unreadable"),)))
     node.send(CLIENT + DRIVER, m.Release((large,)))
     assert node.scheduler.tables.find(large) is None
@@ -1205,7 +1205,7 @@ def test_stopped_tasks_do_not_accumulate_behind_an_endless_one(node: Node, monke
 
 def test_tasks_of_many_shapes_leave_no_queues_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "QUEUES_MOST", 20)
-    monkeypatch.setattr(tables, "QUEUES_MOST", 20)
+    monkeypatch.setattr(task_queues, "QUEUES_MOST", 20)
     node = Node(others=(("disk", 1000),))
     node.scheduler.workers.prestart(node.now)
     node.turn()
@@ -1367,7 +1367,7 @@ def test_work_that_a_turn_has_left_undone_is_found() -> None:
     node = Node()
     node.driver()
     node.scheduler.check_invariants()
-    node.scheduler.tables.durable_freed.append(ref(1))
+    node.scheduler.references.unneeded_durable.append(ref(1))
     with pytest.raises(InvariantViolation, match="a turn has ended, and there are durable rows to delete"):
         node.scheduler.check_invariants()
     node.turn()

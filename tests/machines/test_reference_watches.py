@@ -95,7 +95,7 @@ def test_a_task_counts_as_needed_until_it_ends_and_while_others_name_its_value()
     assert notified(node) == [ref(2)]
     node.complete(worker, 1, 0, m.OK, b"1")
     assert notified(node) == [ref(0)]
-    assert node.scheduler.tables.watches == {}
+    assert node.scheduler.references.watches == {}
 
 
 def test_what_nobody_watches_leaves_by_the_short_way_also_while_others_are_watched() -> None:
@@ -107,7 +107,7 @@ def test_what_nobody_watches_leaves_by_the_short_way_also_while_others_are_watch
     for number in (0, 1):
         node.complete(worker, number, 0, m.OK, b"value")
     node.scheduler.step(node.now, CLIENT + DRIVER, m.Release((ref(0), ref(1))))
-    assert [each.object_id for each in node.scheduler.tables.spare] == [ref(0)]
+    assert [each.object_id for each in node.scheduler.references.to_collect] == [ref(0)]
     node.turn()
     assert notified(node) == [ref(0)]
 
@@ -142,7 +142,7 @@ def test_a_watcher_whose_daemon_is_new_repeats_what_it_watches() -> None:
     node.send(CLIENT + DRIVER, m.Put(((PUT_HERE, b"value", (), False),)))
     node.hear(HOME_A, m.WatchReferences((PUT_HERE,)))
     node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, NEW, m.ANY_DAEMON))
-    assert node.scheduler.tables.watches == {}
+    assert node.scheduler.references.watches == {}
 
 
 def test_the_end_of_a_job_is_the_end_of_its_values() -> None:
@@ -248,9 +248,9 @@ def test_a_process_that_is_gone_is_notified_of_nothing() -> None:
     node.send(CLIENT + worker, m.Hold((OTHER,)))
     node.send(CLIENT + worker, WATCH)
     died(node, worker, 1)
-    assert node.scheduler.tables.watches == {}
+    assert node.scheduler.references.watches == {}
     node.send(CLIENT + worker, WATCH)
-    assert node.scheduler.tables.watches == {}
+    assert node.scheduler.references.watches == {}
 
 
 # --- worlds -----------------------------------------------------------------------------------------------------------------------

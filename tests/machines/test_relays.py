@@ -512,7 +512,7 @@ def test_an_actor_yields_for_a_caller_on_another_node_until_its_outcome_has_left
     node.send(WORKER + worker, m.Yielded(((CALL, 0, 1, None, ()),)))
     node.report(worker, (CALL, m.OK, (b"1",), ()))
     assert [type(each) for each in node.told(HOME_A)] == [m.RelayedYields, m.CallsEnded]
-    assert not node.scheduler.tables.relayed_streams
+    assert not node.scheduler.streams.relayed_calls
     node.send(WORKER + worker, m.Yielded(((CALL, 0, 0, b"a", ()),)))
     assert not node.told(HOME_A)
 

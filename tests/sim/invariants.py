@@ -290,7 +290,7 @@ class Invariants:
                         reserved[bundle.group, bundle.index, node.identifier] = bundle.committed
         known: dict[tuple[bytes, int, bytes], bool] = {}
         for node in self.world.living:
-            for record in node.daemon.scheduler.tables.groups.values():
+            for record in node.daemon.scheduler.groups.records.values():
                 places = [*enumerate(record.places), *record.target.items()]
                 known.update(((record.id, index, place), record.state == m.CREATED) for index, place in places if place)
                 if record.state == m.PENDING_GROUP and any(record.places):
@@ -364,7 +364,7 @@ class Invariants:
             left += [f"the unreceived end {each.number}" for each in record.ends]
             if not record.is_ready:
                 left.append(f"node {record.name} is not ready on node {node.number}")
-        return left + [f"the unreported end of {short(each[0].id)}" for each in tables.delegated_ends]
+        return left + [f"the unreported end of {short(each[0].id)}" for each in node.daemon.scheduler.outcomes.delegated_ends]
 
     def _left_of_processes(self) -> list[str]:
         left: list[str] = []
@@ -406,7 +406,7 @@ class Invariants:
         left += [f"the record of actor {short(each)}" for each in daemon.scheduler.actors.records]
         left += [f"the name of actor {each}" for each in daemon.scheduler.actors.named]
         left += [f"a bundle of group {short(each)}" for each in tables.bundles]
-        left += [f"placement group {short(each)}" for each in (*tables.groups, *tables.known_groups)]
+        left += [f"placement group {short(each)}" for each in (*daemon.scheduler.groups.records, *tables.known_groups)]
         return left
 
     def _dead(self, incarnation: bytes) -> bool:

@@ -77,7 +77,7 @@ def _for_the_dead(node: Node) -> Iterator[tuple[str, bytes]]:
         if isinstance(record.value, Elsewhere) and record.value.place not in nodes:
             yield f"the place of {name}", record.value.place
     yield from _relations(node, tables, nodes)
-    for object_id, askers in tables.locating.items():
+    for object_id, askers in tables.store.waiting.items():
         yield from ((f"a question for the place of {short(object_id)}", each) for each in askers if each not in processes)
     store = node.daemon.store._tables
     able = {node.daemon.incarnation, *processes}
@@ -93,9 +93,9 @@ def _relations(node: Node, tables: Tables, nodes: set[bytes]) -> Iterator[tuple[
     callers = scheduler.remote_callers
     found = [(f"task {short(each.id)}", each.submitter) for each in tables.tasks.values() if each.function.delegated]
     found += [(f"the actor {short(each.id)}", each.home) for each in tables.guests.values()]
-    found += [(f"the stream {short(name)}", each.home) for name, each in tables.relayed_streams.items()]
+    found += [(f"the stream {short(name)}", each.home) for name, each in scheduler.streams.relayed_calls.items()]
     found += [(f"values of the stream {short(name)}", each.home) for name, each in scheduler.remote_streams.last.items()]
-    found += [("rows that are retained", each) for each in tables.retained_rows]
+    found += [("rows that are retained", each) for each in scheduler.references._retained_rows]
     found += [("rows that were entrusted", each) for each, rows in tables.entrusted.items() if rows]
     found += [(f"the job {short(each.id)}", each.home) for each in tables.jobs.values() if each.home and not each.ended]
     for channel in (tables.ledger.holds, tables.ledger.rows):

@@ -150,7 +150,7 @@ class Daemon:
         node = bytes.fromhex(description["node"])
         self.core = NodeMachines(self.incarnation, node, self.config, total, capacity, self.journal, daemons, part)
         self.scheduler = self.core.scheduler
-        self.scheduler.tables.labels |= dict(description["labels"])  # A cluster's node gets them with the node table.
+        self.scheduler.tables.cluster.labels |= dict(description["labels"])  # A cluster's node gets them with the node table.
         self._receive_one = self.core.receive if self.cluster is None else self._receive_in_cluster
         self.transport.admits = self.core.admits
         self._perform: dict[type[Any], Any] = {
@@ -384,9 +384,9 @@ class Daemon:
             dict.update(counts, {"lease_age_seconds": age})
 
     def _resident(self) -> dict[int, int]:
-        tables = self.scheduler.tables
-        tables.resident = {worker.pid: resident_bytes(worker.pid) for worker in tables.workers.values() if worker.pid}
-        return tables.resident
+        workers = self.scheduler.tables.workers.values()
+        resident = self.scheduler.reports.resident = {worker.pid: resident_bytes(worker.pid) for worker in workers if worker.pid}
+        return resident
 
     def turn(self, now: float) -> None:
         """Perform all effects, then send messages."""

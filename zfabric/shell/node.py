@@ -103,7 +103,7 @@ class NodeMachines:
                 self.registry = Registry(REGISTRY + incarnation, node, config, control, part.join.versions, daemons)
                 self.machines[REGISTRY] = OnLeaseClock(self.registry, self._lease_clock)
             else:  # The head numbers jobs. Messages sent before the way is known are repeated.
-                self.scheduler.tables.head_control_address = CONTROL_STORE + HEAD
+                self.scheduler.tables.cluster.head_control_address = CONTROL_STORE + HEAD
         self.refused = 0
         """Messages not permitted, or refused by a machine."""
         self._stirred: set[bytes] = set(self.machines)

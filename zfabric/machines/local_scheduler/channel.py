@@ -32,6 +32,16 @@ def batches(rows: Iterable[Item]) -> Iterator[tuple[Item, ...]]:
         yield rows[start : start + ROWS_MAX]
 
 
+class TurnOutbox(list[Item]):
+    """What a part collects in a turn, for another part to take at its end. Any part may append."""
+
+    def take(self) -> list[Item]:
+        """Take all."""
+        taken = self.copy()
+        self.clear()
+        return taken
+
+
 class PeerChannel:
     """Numbered messages to other nodes, and messages that wait for their acknowledgements.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from zfabric.config import ROWS_MAX, Config
+from zfabric.config import Config
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.common.tables import pack_row
@@ -160,7 +160,7 @@ class LocalScheduler:
         self.dispatcher = Dispatcher(self.tables, self.outcomes, self.rebuilding, self.stopping, self.direct, self.pool, self.workers)
         self.streams = Streams(self.tables, self.references, self.outcomes, self.rebuilding)
         self.values = Values(self.tables, self.requests, self.references, self.outcomes, self.rebuilding, self.dispatcher, self.streams)
-        self.call_results = CallResults(self.tables, self.requests, self.outcomes, self.streams)
+        self.call_results = CallResults(self.tables, self.requests, self.references, self.outcomes, self.streams)
         self.deadlocks = Deadlocks(self.tables, self.dispatcher)
         self.logs = ActorLogs(self.tables, self.requests, self.references)
         self.remakes = Remakes(self.tables, self.pool, self.outcomes, self.rebuilding, self.admission, self.workers)
@@ -178,10 +178,10 @@ class LocalScheduler:
         )
         self.names = ActorNames(self.tables, self.actors, self.outcomes, node)
         self.entrusting = Entrusting(self.tables)
-        self.children = Children(self.tables, self.entrusting)
         self.submission = Submission(
             self.tables,
             self.blocks,
+            self.outcomes,
             self.admission,
             self.stopping,
             self.direct,
@@ -190,8 +190,9 @@ class LocalScheduler:
             self.actors,
             self.names,
         )
+        self.children = Children(self.tables, self.outcomes, self.submission, self.entrusting)
         self.events = Events(node, self.outcomes, self.actors)
-        self.departures = Departures(self.tables, self.references, self.direct, self.actors)
+        self.departures = Departures(self.tables, self.references, self.outcomes, self.direct, self.actors)
         self.detached = DetachedActors(self.tables, self.stopping, self.departures, self.actors)
         self.job_shutdown = JobShutdown(self.actors)
         self.jobs = Jobs(
@@ -200,6 +201,7 @@ class LocalScheduler:
             self.requests,
             self.references,
             self.outcomes,
+            self.stopping,
             self.direct,
             self.workers,
             self.dispatcher,
@@ -212,13 +214,14 @@ class LocalScheduler:
             self.job_shutdown,
         )
         self.former_jobs = FormerJobs(self.tables, self.requests)
-        self.orphans = Orphans(self.tables, self.outcomes)
+        self.orphans = Orphans(self.tables, self.outcomes, self.rebuilding)
         self.unknown_nodes = UnknownNodes(self.tables, self.requests)
         self.watches = ReferenceWatches(self.tables, self.references, self.unknown_nodes)
-        self.borrowing = Borrowing(self.tables, self.unknown_nodes, self.orphans, node)
+        self.borrowing = Borrowing(self.tables, self.references, self.unknown_nodes, self.orphans, node)
         self.copies = Copies(self.tables, node)
         self.fetching = Fetching(
             self.tables,
+            self.references,
             self.outcomes,
             self.rebuilding,
             self.unknown_nodes,
@@ -240,7 +243,16 @@ class LocalScheduler:
             self.fetching,
         )
         self.receipts = Receipts(self.tables)
-        self.remote_streams = RemoteStreams(self.tables, self.references, self.streams, self.borrowing, self.executions, self.receipts)
+        self.remote_streams = RemoteStreams(
+            self.tables,
+            self.references,
+            self.outcomes,
+            self.streams,
+            self.call_results,
+            self.borrowing,
+            self.executions,
+            self.receipts,
+        )
         self.creation = DetachedCreation(
             self.tables, self.requests, self.references, self.submission, self.actors, self.borrowing, self.executions
         )
@@ -287,7 +299,16 @@ class LocalScheduler:
         self.delegations = Delegations(
             self.tables, self.references, self.outcomes, self.rebuilding, self.borrowing, self.copies, self.receipts, node
         )
-        self.remote_callers = RemoteCallers(self.tables, self.references, self.outcomes, self.borrowing, self.executions, self.streams)
+        self.remote_callers = RemoteCallers(
+            self.tables,
+            self.references,
+            self.outcomes,
+            self.streams,
+            self.call_results,
+            self.actors,
+            self.borrowing,
+            self.executions,
+        )
         self.remote_logs = RemoteLogs(self.tables, self.logs, self.borrowing)
         self.guest_logs = GuestLogs(self.tables, self.references, self.logs, self.borrowing, self.remote_callers, node)
         self.guests = Guests(self.tables, self.actors, self.executions, self.workers, self.dispatcher, self.guest_logs)
@@ -347,6 +368,7 @@ class LocalScheduler:
             self.peer_recovery,
             self.groups,
             self.group_tasks,
+            self.call_results,
             self.streams,
             self.remote_streams,
             self.guest_logs,
@@ -379,6 +401,9 @@ class LocalScheduler:
         )
         self.lone_tasks = LoneTasks(
             self.tables,
+            self.outcomes,
+            self.stopping,
+            self.streams,
             self.jobs,
             self.dispatcher,
             self.children,
@@ -395,7 +420,7 @@ class LocalScheduler:
             m.Ended: self.lone_tasks.ended,
         }
         """The same for nodes."""
-        self.sampling = Sampling(self.tables, self.pool, self.events)
+        self.sampling = Sampling(self.tables, self.pool, self.events, self.jobs.take_ended, self.copies.copied_bytes)
         self.reports = Reports(
             node,
             self.tables,
@@ -411,6 +436,7 @@ class LocalScheduler:
             self.stopping,
             self.sampling,
             self.statistics,
+            self.copies.copied_bytes,
             {**self.creation.queries, **self.key_requests.queries},
         )
         self.receivers: dict[type[Any], Callable[[Any], None]] = {
@@ -469,6 +495,8 @@ class LocalScheduler:
         self._flush_at: float | None = None
         self._more_to_collect = False
         self._node_written = False
+        self._finished = 0
+        """Counts attempts of workers that ended."""
         self.handlers = Handlers(self.tables.counts, self._accepted())
 
     # -- the machine --
@@ -523,22 +551,22 @@ class LocalScheduler:
             self._dispatch(now)
         if tables.transitions:
             self.deliver()
-        if tables.touched:
-            self._send_results()
+        if self.outcomes.touched:
+            self.outcomes.send_results()
         if self.jobs.without_driver or self.job_shutdown.until or self.detached.over:
             self.jobs.end_of_turn(now)
-        if tables.node_table:
+        if tables.cluster.rows:
             self._send_to_nodes(now)
         if self.watches.to_ask or self.watches.to_notify:
             self.watches.end_of_turn()
         if self.actors.to_write:
             self.actors.end_of_turn()
-        if tables.durable_wanted or tables.durable_freed:
+        if self.rebuilding.durable_wanted or self.references.unneeded_durable:
             self.values.read_durable()
         if tables.transitions:
             self.deliver()
-        if tables.touched:
-            self._send_results()  # Those of tasks that failed as a driver left. The driver has received its own before its farewell.
+        if self.outcomes.touched:
+            self.outcomes.send_results()  # Of tasks that failed as a driver left. The driver has received its own before its farewell.
         if self.logs.acknowledged:
             self.logs.acknowledge()
         if not self._node_written:
@@ -554,7 +582,7 @@ class LocalScheduler:
 
     def _is_end_due(self) -> bool:
         """Whether anything is to be decided once outcomes of relayed calls are sent."""
-        if self.tables.relayed_ends and not self.tables.end_due:
+        if self.call_results.relayed and not self.tables.end_due:
             self.remote_callers.end_of_turn()
         return self.tables.end_due
 
@@ -570,7 +598,7 @@ class LocalScheduler:
         if self.watches.undecided:
             self.watches.review()
         limit = self.config.lineage_bytes
-        if tables.spare or references.lineage_bytes > limit or references.inputs_bytes > limit:
+        if references.to_collect or references.lineage_bytes > limit or references.inputs_bytes > limit:
             self._more_to_collect = references.collect()
             if tables.transitions and self.deliver():
                 self._more_to_collect = references.collect()  # These may have been the last to refer to others.
@@ -580,13 +608,13 @@ class LocalScheduler:
             self._more_to_collect |= references.absorb()
         if self.outcomes.with_inputs:
             self.placement.send_to_inputs(now)
-        if tables.any_away:
+        if tables.queues.any_away:
             self.placement.deal_out(now)
-            if tables.any_in_groups:
+            if tables.queues.any_in_groups:
                 self.group_tasks.end_of_turn(now)
         if tables.bundles or self.bundles.watchers:
             self.bundles.end_of_turn()
-        if tables.groups:
+        if self.groups.records:
             self.groups.end_of_turn(now)
         self.dispatcher.turn(now)
         if self.dispatcher.ahead:
@@ -616,13 +644,13 @@ class LocalScheduler:
     def _send_to_nodes(self, now: float) -> None:
         """Send new holds first, then what may end another node's hold."""
         tables = self.tables
-        if tables.submitted_here or tables.finished:
+        if self.submission.of_other_homes or self.outcomes.ended_entrusted:
             self.children.end_of_turn()
         if tables.ledger.is_due:
             self.borrowing.end_of_turn()
         if self.failover.to_tell:
             self.failover.end_of_turn()
-        if tables.relayed_yields or self.remote_streams.last:
+        if self.streams.relayed or self.remote_streams.last:
             self.remote_streams.end_of_turn()
         if self.detached.changed:
             self.detached.end_of_turn()
@@ -630,30 +658,22 @@ class LocalScheduler:
             self.creation.end_of_turn()
         if self.guest_logs.to_send:
             self.guest_logs.end_of_turn()
-        if tables.delegated_ends:
+        if self.outcomes.delegated_ends:
             self.executions.end_of_turn()
         if self.remote_actors.later or self.remote_actors.kills:
             self.remote_actors.end_of_turn()
-        if tables.relayed_ends or tables.behind_ends:
+        if self.call_results.relayed or self.actors.behind_ends:
             self.remote_callers.end_of_turn()
         if self.logs.recorded:
             self.remote_logs.end_of_turn()
         if self.receipts.owed and now >= min(self.receipts.owed.values()):
             self.receipts.end_of_turn(now)
-        if tables.to_fetch or tables.for_nodes or tables.unwanted:
+        if tables.transfers:
             self.fetching.end_of_turn()
         if tables.draining and not tables.recovering:
             self.draining.end_of_turn(now)
         if self.draining.wanted:
             self.draining.answer()
-
-    def _send_results(self) -> None:
-        tables = self.tables
-        for process in tables.touched:
-            rows, process.results = process.results, []
-            for start in range(0, len(rows), ROWS_MAX):
-                tables.send_to_client(process, m.Results(tuple(rows[start : start + ROWS_MAX])))
-        tables.touched.clear()
 
     def _flush_rows(self, now: float) -> None:
         if self._flush_at is None:
@@ -670,13 +690,13 @@ class LocalScheduler:
 
     def _write(self, puts: m.Rows, deletes: m.Rows) -> None:
         if puts or deletes:
-            self.tables.send(self.tables.control_address, m.Write(0, puts, deletes))
+            self.tables.send(self.tables.cluster.control_address, m.Write(0, puts, deletes))
 
     def _write_node(self) -> None:
         if not self._node_written:
             self._node_written = True
             row = pack_row({"resources": dict(self.pool.total), "daemon": self.address[1:], "protocol": m.PROTOCOL_VERSION})
-            self.tables.send(self.tables.control_address, m.Write(0, (("node", self.node, row),), ()))
+            self.tables.send(self.tables.cluster.control_address, m.Write(0, (("node", self.node, row),), ()))
 
     # -- tasks --
 
@@ -684,10 +704,10 @@ class LocalScheduler:
         """Accept ends of attempts."""
         worker = self.tables.worker_of(source)
         if worker is None:
-            self.tables.counts["refused"] += 1
+            self.tables.count("refused")
             return
         self.outcomes.completed(worker, message, now)
-        self.tables.counts["tasks_finished"] += len(message.attempts)
+        self._finished += len(message.attempts)
         if message.times:
             self.events.attempts_ended(now, worker, message)
 
@@ -704,13 +724,13 @@ class LocalScheduler:
         self.groups.node_died(gone.node)
         self.bundles.node_died(gone.node)
         self.group_tasks.node_died(gone.node)
-        if self.tables.watches:
+        if self.references.watches:
             self.watches.node_died(gone.node)
         self.key_requests.end_orphaned()
 
     def _node_found_dead(self, found: NodeFoundDead) -> None:
         self.fetching.on_node_found_dead(found)
-        if self.tables.watches:
+        if self.references.watches:
             self.watches.node_died(found.node)
 
     def _recovered(self, recovered: Recovered) -> None:
@@ -722,7 +742,7 @@ class LocalScheduler:
         self.groups.job_ended(over.job)
         self.bundles.job_ended(over.job)
         self.group_tasks.job_ended(over.job)
-        if self.tables.watches:
+        if self.references.watches:
             self.watches.job_ended(over.job)
 
     # -- queries and output --
@@ -790,8 +810,8 @@ class LocalScheduler:
             worker.state = ENDING
         reserved = f"{size(worker.reserved_bytes)} reserved" if worker.reserved_bytes else "none reserved"
         reason = f"it had the most memory beyond its reservation, {size(resident)} with {reserved}, when the node ran short"
-        self.tables.effects.append(KillProcess(worker.pid, reason))
-        self.tables.counts["memory_kills"] += 1
+        self.tables.emit(KillProcess(worker.pid, reason))
+        self.tables.count("memory_kills")
 
     # -- the state as a whole --
 
@@ -805,11 +825,15 @@ class LocalScheduler:
         queued = sum(map(len, self.tables.queues.values()))
         return {
             **self.tables.counts,
+            "tasks_submitted": self.submission.submitted + self.admission.handed,
+            "tasks_handed": self.admission.handed,
+            "dispatched": self.dispatcher.dispatched,
+            "tasks_finished": self._finished,
             "inline_bytes": self.tables.inline.total,
             **self.blocks.statistics(),
             "tasks": len(self.tables.tasks),
             "objects": len(self.tables.objects),
-            "watches": len(self.tables.watches),
+            "watches": len(self.references.watches),
             "queued": queued,
             "workers": len(self.tables.workers),
             "processes": len(self.tables.processes),
@@ -823,9 +847,26 @@ class LocalScheduler:
 
     def check_invariants(self) -> None:
         """Check that the tables agree."""
-        invariants.check(self.tables, self.pool, self.references.lineage_bytes)
+        invariants.check(self.tables, self.pool, self.references.lineage_bytes, self._left_by_turn())
         if missing := self.tables.deadlines.missing(self.timed):
             raise InvariantViolation(f"parts {missing} have deadlines that they have not noted")
+
+    def _left_by_turn(self) -> dict[str, object]:
+        """What no turn may leave."""
+        tables = self.tables
+        left: dict[str, object] = {
+            "things to decide": tables.end_due,
+            "transitions": tables.transitions,
+            "results": self.outcomes.touched,
+            "durable values to read": self.rebuilding.durable_wanted,
+            "durable rows to delete": self.references.unneeded_durable,
+        }
+        if tables.cluster.rows and not tables.recovering and tables.unsettled is None:
+            left["entries to send"] = [*tables.ledger.added, *tables.ledger.ended]
+            left["copies to stop"] = tables.transfers.unwanted
+            left["values to send"] = tables.transfers.for_nodes
+            left["children to enter or to report"] = [*self.submission.of_other_homes, *self.outcomes.ended_entrusted]
+        return left
 
     def _accepted(self) -> dict[type[Any], Handler]:
         """The handler of each message.

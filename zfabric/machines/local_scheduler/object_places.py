@@ -113,6 +113,6 @@ class InlineValues:
         if type(after) is bytes:
             self.total += len(after)
 
-    def add(self, difference: int) -> None:
+    def count(self, difference: int) -> None:
         """Count a batch of a hot loop."""
         self.total += difference

@@ -7,15 +7,16 @@ turn grows with its length.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
+from zfabric.machines.local_scheduler.channel import TurnOutbox
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
-from zfabric.machines.local_scheduler.records import DONE, DURABLE, NO_HOME, AnyObject, HoldAtHome, StreamRecord, TaskRecord
+from zfabric.machines.local_scheduler.records import DONE, DURABLE, NO_HOME, AnyObject, HoldAtHome, ReferenceWatch, StreamRecord, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import ActorUnreferenced, ObjectUnreferenced, StreamUnreferenced
-from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, is_call, is_put
+from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, TASK_BYTES, is_call, is_put
 from zfabric.protocol.messages import ENTRUSTED, HOLD, OK, ROW
 
 COLLECT_PER_TURN = 20_000
@@ -34,6 +35,14 @@ class References:
     def __init__(self, tables: Tables, blocks: BlockWriter) -> None:
         self.tables = tables
         self.blocks = blocks
+        self.to_collect: deque[AnyObject] = deque()
+        """Records that may be unneeded."""
+        self.watches: dict[bytes, ReferenceWatch] = {}
+        """Watches of objects, by their ids: for ``ReferenceWatches``."""
+        self._retained_rows: dict[bytes, set[bytes]] = {}
+        """Objects whose rows other nodes' rows need, by node."""
+        self.unneeded_durable: TurnOutbox[bytes] = TurnOutbox()
+        """Durable values that the head is to delete."""
         self.lineage_bytes = 0
         self._lineage: OrderedDict[bytes, TaskRecord] = OrderedDict()
         """Finished tasks with freed values and retained rows, oldest first."""
@@ -54,10 +63,10 @@ class References:
 
     def choose(self) -> None:
         """Choose which tasks take the short way in ``release``."""
-        self._may_drop = _never if self.paused else self._is_unwatched if self.tables.watches else is_plain
+        self._may_drop = _never if self.paused else self._is_unwatched if self.watches else is_plain
 
     def _is_unwatched(self, task: TaskRecord) -> bool:
-        return task.object_id not in self.tables.watches and is_plain(task)
+        return task.object_id not in self.watches and is_plain(task)
 
     # -- holders --
 
@@ -76,7 +85,7 @@ class References:
 
     def release(self, object_ids: Iterable[bytes], process: bytes) -> None:
         """Remove ``process`` as a holder."""
-        tasks, objects, spare = self.tables.tasks, self.tables.objects, self.tables.spare
+        tasks, objects, spare = self.tables.tasks, self.tables.objects, self.to_collect
         dropped, drop_row, may_drop = 0, self.blocks.drop, self._may_drop
         for object_id in object_ids:
             record: AnyObject | None = tasks.get(object_id[:TASK_BYTES])
@@ -105,15 +114,15 @@ class References:
                     self.move_to_arena(record)
             elif record.holders is None:
                 spare.append(record)  # Released before, and offered again by another attempt of its caller.
-        self.tables.inline.add(-dropped)
+        self.tables.inline.count(-dropped)
 
     def move_to_arena(self, record: AnyObject) -> None:
         """Copy a needed value, whose other copy may have gone with its holder.
 
         In the arena it survives this daemon. Errors are not copied: their task repeats them.
         """
-        if record.status == OK and self.tables.store_address is not None:
-            self.tables.absorbed.append((record.object_id, record.value, False))
+        if record.status == OK and self.tables.store.address is not None:
+            self.tables.store.absorb(record.object_id, record.value, False)  # type: ignore[arg-type]
             record.arrive(Stored(len(record.value)), self.tables.inline)  # type: ignore[arg-type]
 
     def process_gone(self, process: bytes) -> None:
@@ -123,21 +132,17 @@ class References:
                 if record.fetchers is not None:
                     record.drop_fetcher(process)
                     if record.home:
-                        self.tables.spare.append(record)
+                        self.to_collect.append(record)
                 holders = record.holders
                 if holders == process or (type(holders) is set and process in holders):
                     record.drop_holder(process)
-                    self.tables.spare.append(record)
-        locating = self.tables.locating
-        for object_id in [each for each, askers in locating.items() if process in askers]:
-            left = [asker for asker in locating.pop(object_id) if asker != process]  # The store answers the living only.
-            if left:
-                locating[object_id] = left
+                    self.to_collect.append(record)
+        self.tables.store.process_gone(process)
         self.drop_watcher(process)
 
     def drop_watcher(self, process: bytes) -> None:
         """Remove a watcher, a process or node."""
-        watches = self.tables.watches
+        watches = self.watches
         for object_id, watch in list(watches.items()):
             watch.watchers.discard(process)
             if not watch.watchers:
@@ -165,7 +170,7 @@ class References:
             if record is not None:
                 record.unpin()
                 if record.pins <= 0:
-                    self.tables.spare.append(record)
+                    self.to_collect.append(record)
 
     def retain_row(self, task: TaskRecord) -> None:
         """Count a retained row of what it names."""
@@ -196,11 +201,15 @@ class References:
 
     # -- freeing --
 
+    def collect_later(self, record: AnyObject) -> None:
+        """Have ``collect`` free a record if nobody needs it."""
+        self.to_collect.append(record)
+
     def collect(self) -> bool:
         """Free what nobody needs. Return whether some is left for the next turn."""
         if self.paused:
             return False
-        spare = self.tables.spare
+        spare = self.to_collect
         budget = COLLECT_PER_TURN
         while spare and budget:
             budget -= 1
@@ -208,7 +217,7 @@ class References:
             if record.holders is None and record.pins <= 0:
                 if record.status == PENDING and not record.home:
                     if self.tables.streams:
-                        self.tables.transitions.append(StreamUnreferenced(record))
+                        self.tables.report(StreamUnreferenced(record))
                 elif not record.fetchers:
                     self._free(record)
             elif record.hold is not None and not record.is_needed:
@@ -239,7 +248,7 @@ class References:
         for looked, record in enumerate(self._absorbing):
             value = record.value
             if record.status == OK and type(value) is bytes and len(value) >= ABSORB_BYTES_MIN:
-                tables.absorbed.append((record.object_id, value, record.task is not None and self.may_be_dropped(record.task)))
+                tables.store.absorb(record.object_id, value, record.task is not None and self.may_be_dropped(record.task))
                 record.arrive(Stored(len(value)), inline)
             if inline.total <= limit:
                 return False
@@ -254,16 +263,16 @@ class References:
         if self._inputs:
             self._forget_input(record)
         if type(record.value) is Stored:
-            self.tables.freed.append(record.object_id)
+            self.tables.store.free(record.object_id)
         elif isinstance(record.value, Elsewhere):
-            self.tables.unwanted.append(record.object_id)
+            self.tables.transfers.unwanted.append(record.object_id)
             self.tables.ledger.end(record.value.place, HOLD, record.object_id)
         if record.value is not None:
             record.lose(self.tables.inline)
 
     def _free(self, record: AnyObject) -> None:
-        if self.tables.watches and not record.home and record.object_id in self.tables.watches:
-            self.tables.transitions.append(ObjectUnreferenced(record.object_id))
+        if self.watches and not record.home and record.object_id in self.watches:
+            self.tables.report(ObjectUnreferenced(record.object_id))
         if not record.named or not self._retain_input(record):
             self._free_now(record)
 
@@ -293,10 +302,10 @@ class References:
         if not _is_repeatable_error(record):
             self._empty(record)
         if task is not None and task.function.actor is not None:
-            self.tables.transitions.append(ActorUnreferenced(task))
+            self.tables.report(ActorUnreferenced(task))
         stream = self.tables.streams.get(record.object_id[:TASK_BYTES]) if self.tables.streams else None
         if stream is not None:
-            self.tables.transitions.append(StreamUnreferenced(record))
+            self.tables.report(StreamUnreferenced(record))
         if record.hold is not None:
             self._free_borrowed(record, record.hold)
         elif stream is not None and record is not stream.owner:
@@ -304,9 +313,9 @@ class References:
         elif task is None:
             self.tables.objects.pop(record.object_id, None)
             if record.durable == DURABLE:  # type: ignore[union-attr]
-                self.tables.durable_freed.append(record.object_id)
+                self.unneeded_durable.append(record.object_id)
             if self.tables.orphans:
-                self._forget_orphan(record.object_id)
+                self.tables.orphans.forget(record.object_id)
         elif task.state == DONE and self.tables.tasks.get(task.id) is task:  # Its job may have ended meanwhile.
             self._maybe_forget(task)
 
@@ -318,14 +327,14 @@ class References:
         if self.tables.objects.pop(record.object_id, None) is record:
             stream.values -= 1
         if task is not None and task.state == DONE and not stream.values:
-            self.tables.spare.append(task)
+            self.to_collect.append(task)
 
     def _free_borrowed(self, record: AnyObject, hold: HoldAtHome) -> None:
         """Release a hold. If a retained row names the object, its home retains its row."""
         object_id = record.object_id
         if self.tables.objects.get(object_id) not in (record, None):
             return  # It was replaced when its home was found.
-        self.tables.unwanted.append(object_id)
+        self.tables.transfers.unwanted.append(object_id)
         self.tables.ledger.give_back(record)
         if record.named > 0:
             record.expect(self.tables.inline)
@@ -335,9 +344,13 @@ class References:
         if hold.row_retained:
             self.tables.ledger.end(hold.home, ROW, object_id)
 
+    def rows_retained_for(self, node: bytes) -> list[bytes]:
+        """Objects whose rows another node's rows need."""
+        return list(self._retained_rows.get(node, ()))
+
     def retain_rows_for(self, node: bytes, object_ids: Iterable[bytes]) -> None:
         """Retain rows that make these, for another node's rows."""
-        retained = self.tables.retained_rows.setdefault(node, set())
+        retained = self._retained_rows.setdefault(node, set())
         for object_id in object_ids:
             record = self.tables.find(object_id)
             if record is not None and object_id not in retained:
@@ -346,33 +359,31 @@ class References:
 
     def release_rows_for(self, node: bytes, object_ids: Iterable[bytes]) -> None:
         """Undo ``retain_rows_for``."""
-        retained = self.tables.retained_rows.get(node, set())
+        retained = self._retained_rows.get(node, set())
         for object_id in object_ids:
             record = self.tables.find(object_id)
             if object_id in retained:
                 retained.discard(object_id)
                 if record is not None:
                     record.release_row()
-                    self.tables.spare.append(record)
+                    self.to_collect.append(record)
         if not retained:
-            self.tables.retained_rows.pop(node, None)
+            self._retained_rows.pop(node, None)
+
+    def job_ended(self, job: bytes) -> None:
+        """Forget which rows of a job other nodes need: all of them are dropped."""
+        for retained in self._retained_rows.values():
+            retained.difference_update([each for each in retained if each[:JOB_BYTES] == job])
 
     def node_gone(self, node: bytes) -> None:
         """Release all of a dead node."""
         self.process_gone(node)
-        self.release_rows_for(node, list(self.tables.retained_rows.get(node, ())))
+        self.release_rows_for(node, self.rows_retained_for(node))
 
     def _empty(self, record: AnyObject) -> None:
         self.clear(record)
         if record.contained:
             self.unpin(record.contain(()))
-
-    def _forget_orphan(self, object_id: bytes) -> None:
-        values = self.tables.orphans.get(object_id[:TASK_BYTES])
-        if values is not None:
-            values.pop(object_id, None)
-            if not values:
-                del self.tables.orphans[object_id[:TASK_BYTES]]
 
     def _maybe_forget(self, task: TaskRecord) -> None:
         named = False
@@ -391,9 +402,8 @@ class References:
 
     def _forget(self, task: TaskRecord) -> None:
         self.revive(task)
-        if self.tables.tasks.pop(task.id, None) is None:
+        if self.tables.drop_task(task.id) is None:
             return
-        self.tables.failures.pop(task.id, None)
         stream = self.tables.streams.pop(task.id, None) if self.tables.streams else None
         if stream is not None:
             self.unpin(stream.take_unclaimed())
@@ -414,7 +424,7 @@ class References:
                     continue
                 record.release_row()
                 if record.named <= 0 and (record.status != PENDING or record.home):
-                    self.tables.spare.append(record)
+                    self.to_collect.append(record)
 
     def revive(self, task: TaskRecord) -> None:
         """Take a task out of the lineage: it runs again, or is dropped."""

@@ -33,14 +33,15 @@ class PendingRequests:
 
     def ask(self, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
         """Send the control store a message whose first field is a token; ``then`` receives the answer."""
-        self.tables.send(self.tables.control_address, message(self._enter(then, about, self.tables.control_address), *fields))
+        to = self.tables.cluster.control_address
+        self.tables.send(to, message(self._enter(then, about, to), *fields))
 
     def ask_at(self, to: Address, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
         """Ask a local scheduler, perhaps this one, and its next daemon."""
         token = self._enter(then, about, to)
         request = message(token, *fields)
         self._open[token] = _Request(then, about, to, request)
-        self.tables.send(to or self.tables.head_control_address, request)
+        self.tables.send(to or self.tables.cluster.head_control_address, request)
 
     def ask_head(self, message: Callable[..., m.Message], *fields: Any, then: Continuation, about: Any = None) -> None:
         """Ask the head's control store, and the next head's."""
@@ -49,7 +50,7 @@ class PendingRequests:
     def repeat(self, node: bytes) -> None:
         """Repeat unanswered requests to a new daemon or head."""
         for request in self._open.values():
-            to = request.to or self.tables.head_control_address
+            to = request.to or self.tables.cluster.head_control_address
             if request.message is not None and to[1:] == node:
                 self.tables.send(to, request.message)
 
@@ -59,9 +60,8 @@ class PendingRequests:
 
     def ask_store(self, what: str, arguments: m.Row, then: Continuation, about: Any = None) -> None:
         """Query the object store."""
-        token = self._enter(then, about, self.tables.store_address or b"")
-        if self.tables.store_address is not None:
-            self.tables.send(self.tables.store_address, m.Query(token, what, arguments))
+        token = self._enter(then, about, self.tables.store.address or b"")
+        self.tables.send_to_store(m.Query(token, what, arguments))
 
     def _enter(self, then: Continuation, about: Any, to: Address) -> int:
         token = self._next_token
@@ -72,6 +72,6 @@ class PendingRequests:
     def on_answer(self, now: float, source: Address, message: Answer) -> None:
         """Pass an answer on. Unknown requests are dropped."""
         request = self._open.get(message.token)
-        if request is not None and source[1:] == (request.to or self.tables.head_control_address)[1:]:
+        if request is not None and source[1:] == (request.to or self.tables.cluster.head_control_address)[1:]:
             del self._open[message.token]
             request.then(now, request.about, message)

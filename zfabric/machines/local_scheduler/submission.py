@@ -6,16 +6,18 @@ from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.tables import pack_row
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.names import ActorNames
+from zfabric.machines.local_scheduler.channel import TurnOutbox
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.objects.values import Values
 from zfabric.machines.local_scheduler.records import FunctionRecord, JobRecord, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.admission import Admission
 from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
-from zfabric.protocol.messages.rows import FUNCTION_ID, TASK_ID
+from zfabric.protocol.messages.rows import FUNCTION_ID
 
 
 class Submission:
@@ -25,6 +27,7 @@ class Submission:
         self,
         tables: Tables,
         blocks: BlockWriter,
+        outcomes: Outcomes,
         admission: Admission,
         stopping: Stopping,
         direct: DirectSubmissions,
@@ -35,6 +38,7 @@ class Submission:
     ) -> None:
         self.tables = tables
         self.blocks = blocks
+        self.outcomes = outcomes
         self.admission = admission
         self.stopping = stopping
         self.direct = direct
@@ -42,6 +46,10 @@ class Submission:
         self.streams = streams
         self.actors = actors
         self.names = names
+        self.of_other_homes: TurnOutbox[m.Rows] = TurnOutbox()
+        """Rows of other homes' jobs, for ``nodes.children``."""
+        self.submitted = 0
+        """Counts rows."""
 
     def on_export(self, now: float, source: Address, message: m.Export) -> None:
         """Store a job's functions, here and in the control store."""
@@ -56,11 +64,11 @@ class Submission:
             if identifier in job.functions:
                 continue
             function = FunctionRecord(identifier, name, payload, options)
-            function.queue = self.tables.queue_for(job, function.shape)
+            function.queue = self.tables.queues.of(job, function.shape)
             job.functions[identifier] = function
             puts.append(("function", job.id + identifier, pack_row((name, options, payload))))
         if puts:
-            self.tables.send(self.tables.control_address, m.Write(0, tuple(puts), ()))
+            self.tables.send(self.tables.cluster.control_address, m.Write(0, tuple(puts), ()))
 
     def on_submit(self, now: float, source: Address, message: m.Submit) -> None:
         """Accept rows, in order. Plain ones go straight to their function's queue."""
@@ -95,17 +103,17 @@ class Submission:
                 self._admit(task, now)
         for orphan, lost in orphans:
             self.values.reunite(orphan, lost, process)
-        if self.tables.condemned:
+        if self.stopping.condemned:
             self.stopping.stop_late(message.rows, now)
         job.submitted += len(message.rows)
         if now < self.tables.latencies.until and message.rows:
             self.tables.latencies.submitted(message.rows[0][0])
-        self.tables.became_ready += 1
-        self.tables.counts["tasks_submitted"] += len(message.rows)
+        self.outcomes.note_ready()
+        self.submitted += len(message.rows)
         if process.kind == "driver":
             self.direct.submitted(process, message.rows)
         elif job.home:
-            self.tables.submitted_here.append(message.rows)
+            self.of_other_homes.append(message.rows)
 
     def enter(self, row: m.Row, job: JobRecord, now: float) -> None:
         """Accept a detached actor's row that no process here has submitted.
@@ -114,15 +122,16 @@ class Submission:
         """
         self.blocks.now = now
         function = job.functions[row[FUNCTION_ID]]
-        task = self.tables.tasks[row[TASK_ID]] = TaskRecord(row, function, b"", self.tables.first_attempt)
+        task = TaskRecord(row, function, b"", self.tables.first_attempt)
+        self.tables.enter_task(task)
         function.received += 1
         task.drop_holder(b"")
         if self.tables.config.lineage:
             task.block = self.blocks.add(row)
         self._admit(task, now, durable_first=True)
         job.submitted += 1
-        self.tables.became_ready += 1
-        self.tables.counts["tasks_submitted"] += 1
+        self.outcomes.note_ready()
+        self.submitted += 1
 
     def _admit(self, task: TaskRecord, now: float, durable_first: bool = False) -> None:
         """Admit a task that is not plain. A ``durable_first`` one is made only once its row is written."""
@@ -135,8 +144,7 @@ class Submission:
         count = task.option("num_returns", 1)
         if count != 1:
             task.make_outputs(count)
-            for record in task.outputs or ():
-                self.tables.objects[record.object_id] = record
+            self.tables.enter_outputs(task)
         self.admission.set_terms(task, now)
         if task.function.actor is None:
             self.admission.resolve(task)

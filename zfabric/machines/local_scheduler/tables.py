@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from zfabric.config import Config
 from zfabric.machines.common.resources import ResourcePool, count_fitting, covers
 from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord, GuestRecord, RemoteActorRecord
+from zfabric.machines.local_scheduler.cluster import ClusterView
 from zfabric.machines.local_scheduler.due import PartDeadlines
-from zfabric.machines.local_scheduler.group_records import Bundle, GroupPool, GroupRecord, KnownGroup
+from zfabric.machines.local_scheduler.group_records import Bundle, KnownGroup
 from zfabric.machines.local_scheduler.latencies import Latencies
 from zfabric.machines.local_scheduler.ledger import Ledger
-from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, InlineValues, Stored
+from zfabric.machines.local_scheduler.object_places import InlineValues, Stored
 from zfabric.machines.local_scheduler.records import (
     HOSTING,
     NO_HOME,
+    NOT_DURABLE,
     PROBE,
-    QUEUES_MOST,
     AnyObject,
     EntrustedRow,
     HoldAtHome,
@@ -26,16 +26,15 @@ from zfabric.machines.local_scheduler.records import (
     NodeRecord,
     ObjectRecord,
     ProcessRecord,
-    ReferenceWatch,
-    RefusedRow,
-    RelayedStream,
-    Shape,
     ShapeQueue,
     StreamRecord,
     TaskRecord,
     WorkerRecord,
 )
 from zfabric.machines.local_scheduler.requested_nodes import RequestedNodes
+from zfabric.machines.local_scheduler.store import NodeStore
+from zfabric.machines.local_scheduler.task_queues import TaskQueues
+from zfabric.machines.local_scheduler.transfers import ValueTransfers
 from zfabric.machines.local_scheduler.transitions import Transition
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Log, Send
@@ -51,11 +50,7 @@ from zfabric.protocol.ids import (
     Address,
     control_of,
 )
-from zfabric.protocol.messages import Row
-from zfabric.protocol.options import HERE, NODE_ID, GroupTerm, Strategy, accepts
 
-ENDED_JOBS_MOST = 100
-"""Ended jobs whose tasks have yet to enter the time series, each second."""
 NOTICES_MAX = 20
 """Most such notices to one driver."""
 _NOBODY = (b"", b"")
@@ -64,7 +59,8 @@ _NOBODY = (b"", b"")
 class Tables:
     """Records and indexes. Each fact is in one container; an index says what it derives from.
 
-    Lists of things to do, such as ``to_fetch``, are outboxes: filled by any part, emptied once per turn by their owner.
+    What any part may order and one part carries out is an outbox with methods: ``store``, ``transfers``, ``ledger``. One part enters what
+    is in ``workers``, ``jobs``, ``nodes``, ``actors``, ``guests``, ``streams`` and ``bundles``; the others are entered by methods here.
     """
 
     def __init__(
@@ -80,122 +76,56 @@ class Tables:
         pool: ResourcePool,
     ) -> None:
         self.address = address
-        self.node = node
         self.pool = pool
         """Resources, without those of bundles."""
-        self.groups: dict[bytes, GroupRecord] = {}
-        """This home's placement groups, oldest first."""
         self.bundles: dict[bytes, dict[int, Bundle]] = {}
         """Bundles here, also unreserved ones, by group and index."""
         self.known_groups: dict[bytes, KnownGroup] = {}
         self.draining = False
-        self.reserving = False
-        """Whether a bundle waits for resources; no lease is prolonged."""
         self.first_attempt = first
         """Number of a task's first attempt (``protocol.ids``)."""
-        self.store_address = store
-        self.control_address = control
-        self.head_control_address = control
-        """The head's control store, with job numbers and durable values."""
-        self.placers: tuple[Address, ...] = (placer,)
-        """Global schedulers, by their nodes' numbers."""
-        self.labels: dict[str, str] = {NODE_ID: node.hex()}
-        self.any_away = False
-        self.any_in_groups = False
+        self.store = NodeStore(store)
+        self.cluster = ClusterView(node, control, placer, config.placers)
         self.config = config
         self.tasks: dict[bytes, TaskRecord] = {}
         self.failures: dict[bytes, TaskRecord] = {}
         self.objects: dict[bytes, ObjectRecord] = {}
         """``put`` values, and several values of tasks."""
-        self.watches: dict[bytes, ReferenceWatch] = {}
         self.streams: dict[bytes, StreamRecord] = {}
         self.processes: dict[bytes, ProcessRecord] = {}
         self.workers: dict[bytes, WorkerRecord] = {}
         self.nodes: dict[bytes, NodeRecord] = {}
         """Other nodes, by id. Each is in ``processes``, too, with its id as incarnation."""
-        self.node_table: dict[bytes, Row] = {}
-        """Rows of the newest ``NodeTable``; empty in a cluster of one."""
-        self.head = b""
-        """The node of registry and control store; empty in a cluster of one."""
         self.dead: dict[bytes, bool] = {}
         """The last dead nodes: whether this node has taken over."""
         self.entrusted: dict[bytes, dict[bytes, EntrustedRow]] = {}
         """Rows entrusted to this home of their jobs, by home and task."""
-        self.submitted_here: list[m.Rows] = []
-        """Other homes' rows submitted here in this turn."""
-        self.finished: list[TaskRecord] = []
-        """Unfinished entrusted tasks that ended in this turn."""
         self.ledger = Ledger(self.nodes, self.send_to_node)
-        self.retained_rows: dict[bytes, set[bytes]] = {}
-        """Objects whose rows other nodes' rows need, by node."""
-        self.to_fetch: list[AnyObject] = []
-        """Values on other nodes that something here awaits."""
-        self.unwanted: list[bytes] = []
-        """Values whose copying is to stop."""
-        self.for_nodes: list[tuple[bytes, AnyObject]] = []
-        """(node, record) of existing values to send."""
-        self.delegated_ends: list[tuple[TaskRecord | RefusedRow, int, Row, tuple[Row, Row] | None, tuple[bytes, ...]]] = []
-        """Ends of delegated attempts in this turn: (task, status, outputs, extra as in ``Completed``, refs inside, pinned)."""
-        self.relayed_yields: list[tuple[bytes, Row]] = []
-        """Values for other nodes' streams in this turn: (home, row of ``RelayedYields``), with the refs inside pinned."""
-        self.relayed_streams: dict[bytes, RelayedStream] = {}
-        """Streams made here for other nodes' callers, by call."""
+        self.transfers = ValueTransfers()
         self.by_pid: dict[int, WorkerRecord | ProcessRecord] = {}
         self.jobs: dict[bytes, JobRecord] = {}
         self.actors: dict[bytes, ActorRecord] = {}
         self.guests: dict[bytes, GuestRecord] = {}
         self.remote_actors: dict[bytes, RemoteActorRecord] = {}
-        self.relayed_ends: list[tuple[WorkerRecord, Row, tuple[bytes, ...]]] = []
-        """Relayed outcomes in this turn: (worker, row of ``CallOutcomes``, pinned objects: refs inside, and large values)."""
-        self.behind_ends: list[tuple[bytes, m.Message]] = []
-        """(node, message) to send behind this turn's ends."""
         self.logs: dict[bytes, ActorLog] = {}
         self.remakes: dict[bytes, bytes] = {}
         """Values that replays are to make again, by task id of the replay."""
         self.transitions: deque[Transition] = deque()
-        self.queues: dict[int, ShapeQueue] = {}
-        self.touched: dict[ProcessRecord, None] = {}
-        """Processes with results to send in this turn."""
+        self.queues = TaskQueues(pool, self.cluster, self.nodes, self.known_groups, self.bundles)
         self.recovering = recovering
         """Whether processes have yet to register; nothing is dispatched or freed."""
         self.unsettled: dict[TaskRecord, None] | None = None
         """Tasks that other nodes may run; None once all nodes have registered."""
-        self.became_ready = 0
-        """Counts tasks that became ready: a failed search is repeated only after a change."""
-        self.orphans: dict[bytes, dict[bytes, bool]] = {}
-        """Values whose row was lost with a daemon, by task id; True if the value is lost too. In ``nodes.orphans`` the home is lost."""
+        self.orphans = RowlessValues()
         self.promises = Promises()
-        self.condemned: dict[bytes, None] = {}
-        """Id prefixes of children to cancel."""
         self.counts: Counter[str] = Counter()
         self.inline = InlineValues()
-        self.store_room: int | None = None
-        """Free bytes of the store; None above half."""
         self.latencies = Latencies()
         self.requested_nodes = RequestedNodes(node)
-        self.resident: dict[int, int] = {}
-        """Bytes by pid, measured for a query."""
-        self.ended_jobs: deque[JobRecord] = deque(maxlen=ENDED_JOBS_MOST)
-        self.copied_bytes: Counter[bytes] = Counter()
-        """Bytes copied here, by source; empty if several were asked."""
         self.effects: list[Effect] = []
         self.deadlines = PartDeadlines()
         self.end_due = True
         """Whether the end of this turn has something to decide: not after mere relays."""
-        self.before_batches: list[Effect] = []
-        """Messages to the store ahead of this turn's batches: the end of a recovery."""
-        self.locates: list[m.Row] = []
-        self.locating: dict[bytes, list[bytes]] = {}
-        """Processes for which each value is located."""
-        self.durable_wanted: list[tuple[bytes, str]] = []
-        """Durable values to read, and why."""
-        self.durable_freed: list[bytes] = []
-        self.absorbed: list[m.Row] = []
-        self.sealed: list[m.Row] = []
-        self.freed: list[bytes] = []
-        self.spare: deque[AnyObject] = deque()
-        """Released records for ``References.collect``."""
-        self._next_queue = 1
 
     def note_failure(self, record: AnyObject) -> None:
         """Enter a record's task in ``failures``."""
@@ -203,6 +133,53 @@ class Tables:
         if task is not None:
             task.facts()  # Extra fields keep it from the short way of ``References.release``, which does not maintain ``failures``.
             self.failures[task.id] = task
+
+    def forget_failure(self, task: TaskRecord) -> None:
+        """Remove a task that runs again from ``failures``."""
+        self.failures.pop(task.id, None)
+
+    def enter_task(self, task: TaskRecord) -> None:
+        """Enter a task. Loops over submitted and delegated rows do so themselves, for speed."""
+        self.tasks[task.id] = task
+
+    def drop_task(self, task_id: bytes) -> TaskRecord | None:
+        """Remove a task, if present."""
+        self.failures.pop(task_id, None)
+        return self.tasks.pop(task_id, None)
+
+    def new_object(self, identifier: bytes, holder: bytes | None = None, durable: int = NOT_DURABLE) -> ObjectRecord:
+        """Enter an object of this home."""
+        record = self.objects[identifier] = ObjectRecord(identifier, None, holder, durable)
+        return record
+
+    def enter_outputs(self, task: TaskRecord) -> None:
+        """Enter the objects of a task with several values."""
+        for record in task.outputs or ():
+            self.objects[record.object_id] = record
+
+    def enter_object(self, record: ObjectRecord) -> None:
+        """Enter an object, perhaps in another's place."""
+        self.objects[record.id] = record
+
+    def drop_object(self, identifier: bytes) -> ObjectRecord | None:
+        """Remove an object, if present."""
+        return self.objects.pop(identifier, None)
+
+    def enter_process(self, process: ProcessRecord) -> None:
+        """Enter a process or node."""
+        self.processes[process.incarnation] = process
+
+    def drop_process(self, process: ProcessRecord) -> None:
+        """Remove a process or node."""
+        self.processes.pop(process.incarnation, None)
+
+    def enter_pid(self, pid: int, of: WorkerRecord | ProcessRecord) -> None:
+        """Enter a worker or driver by its pid."""
+        self.by_pid[pid] = of
+
+    def drop_pid(self, pid: int) -> WorkerRecord | ProcessRecord | None:
+        """Remove a worker or driver from ``by_pid``."""
+        return self.by_pid.pop(pid, None)
 
     def values(self) -> list[AnyObject]:
         """Records of all tasks and objects."""
@@ -218,6 +195,18 @@ class Tables:
                     return (maker, base is not None) if maker is not None else None
         return None
 
+    def count(self, event: str, times: int = 1) -> None:
+        """Count an event, for ``statistics``."""
+        self.counts[event] += times
+
+    def report(self, transition: Transition) -> None:
+        """Report to a part above, at the end of this step."""
+        self.transitions.append(transition)
+
+    def emit(self, effect: Effect) -> None:
+        """Have the shell do something besides sending."""
+        self.effects.append(effect)
+
     def send(self, to: Address, message: m.Message) -> None:
         """Send ``message``, as an effect."""
         self.effects.append(Send(to, message))
@@ -225,6 +214,11 @@ class Tables:
     def send_to_client(self, process: ProcessRecord, message: m.Message) -> None:
         """Send ``message`` to a process's client."""
         self.effects.append(Send(CLIENT + process.incarnation, message))
+
+    def send_to_store(self, message: m.Message) -> None:
+        """Send to this node's object store, if it has one."""
+        if self.store.address is not None:
+            self.effects.append(Send(self.store.address, message))
 
     def send_to_control(self, worker: WorkerRecord, message: m.Message) -> None:
         """Send to a worker's control thread."""
@@ -261,24 +255,14 @@ class Tables:
 
     def send_to_peer(self, node: bytes, message: m.Message) -> None:
         """Send to a local scheduler, perhaps this one."""
-        self.effects.append(Send(self.address if node == self.node else LOCAL_SCHEDULER + node, message))
-
-    @property
-    def is_head(self) -> bool:
-        """Whether this is the head, or a cluster of one."""
-        return self.head_control_address == self.control_address
+        self.effects.append(Send(self.address if node == self.cluster.node else LOCAL_SCHEDULER + node, message))
 
     def sender_of(self, source: Address) -> bytes | None:
         """The node of a local scheduler; None if it is dead or unregistered."""
         if source[1:] == self.address[1:]:
-            return self.node
+            return self.cluster.node
         node = self.nodes.get(source[1:])
         return node.token if node is not None and node.progress != PROBE else None
-
-    def number_of(self, node: bytes) -> int:
-        """A node's number, or 0."""
-        row = self.node_table.get(node)
-        return 0 if row is None else int(row[1])
 
     def find(self, object_id: bytes) -> AnyObject | None:
         """An object's record, or None."""
@@ -324,7 +308,7 @@ class Tables:
 
     def value_of(self, stream: StreamRecord, identifier: bytes) -> ObjectRecord:
         """Record a stream's value."""
-        record = self.objects[identifier] = ObjectRecord(identifier, None, None)
+        record = self.new_object(identifier)
         stream.values += 1
         return record
 
@@ -332,79 +316,10 @@ class Tables:
         """Whether a task must not run again once it may have begun. Actors are exempt: restarts count."""
         return task.function.actor is None and task.option("max_retries", self.config.max_retries) == 0
 
-    def want(self, record: AnyObject) -> None:
-        """Request a value from its node. Others come by themselves."""
-        value = record.value
-        if isinstance(value, Elsewhere):
-            if not value.asked:
-                value.asked = True
-                self.to_fetch.append(record)
-        elif record.hold is not None and record.status == PENDING and not record.hold.asked:
-            record.ask()
-            self.to_fetch.append(record)
-
     def protect(self, record: AnyObject) -> None:
         """Have the store no longer drop a mere copy."""
-        if type(record.value) is Stored and self.store_address is not None:
-            self.send(self.store_address, m.Protect((record.object_id,)))
-
-    def queue_for(self, job: JobRecord, shape: Shape) -> ShapeQueue:
-        """A job's queue of this shape, made on first use."""
-        queue = job.queues.get(shape)
-        if queue is None:
-            queue = ShapeQueue(shape, job, self._next_queue)
-            self._next_queue += 1
-            job.queues[shape] = queue
-            self.queues[queue.token] = queue
-            self._find_out_if_away(queue)
-            if len(job.queues) > job.queues_most:
-                self._drop_queues(job, queue)
-        return queue
-
-    def queue_like(self, queue: ShapeQueue, strategy: Strategy) -> ShapeQueue:
-        """The same shape's queue for another strategy."""
-        return self.queue_for(queue.job, (*queue.shape[:5], strategy))
-
-    def _find_out_if_away(self, queue: ShapeQueue) -> None:
-        strategy = queue.strategy
-        if queue.group is not None:
-            self._find_bundles(queue, queue.group)
-            return
-        queue.pool = self.pool
-        hard = [term for term in strategy if term[0] == "hard"]
-        queue.away = bool(strategy) and strategy[:1] != HERE and (bool(self.nodes) or not accepts(self.labels, hard))
-        self.any_away |= queue.away
-
-    def _find_bundles(self, queue: ShapeQueue, term: GroupTerm) -> None:
-        """Set whether it is away: not if the whole group is here, or the tasks were delegated here."""
-        known = self.known_groups.get(term.group)
-        if queue.strategy[0][0] == "group":
-            queue.away = known is None or not known.all_at(self.node) or not known.able(term, queue.demand)
-        else:
-            queue.away = all(bundle.ending for bundle in self.bundles.get(term.group, {}).values())
-        queue.pool = GroupPool(self.bundles, term.group, term.bundle)
-        self.any_away |= queue.away
-        self.any_in_groups = True
-
-    def group_changed(self, group: bytes) -> None:
-        """Decide again which of its queues are away."""
-        for queue in self.queues.values():
-            if queue.group is not None and queue.group.group == group:
-                self._find_out_if_away(queue)
-
-    def nodes_changed(self) -> None:
-        """Decide again which queues are away."""
-        for queue in self.queues.values():
-            self._find_out_if_away(queue)
-
-    def _drop_queues(self, job: JobRecord, new: ShapeQueue) -> None:
-        functions = (*job.functions.values(), *job.delegated.values())
-        needed = {new.token, *(function.queue.token for function in functions)}
-        for shape, queue in list(job.queues.items()):
-            if not queue and not queue.leased and queue.token not in needed:
-                del job.queues[shape]
-                del self.queues[queue.token]
-        job.queues_most = max(QUEUES_MOST, 2 * len(job.queues))
+        if type(record.value) is Stored:
+            self.send_to_store(m.Protect((record.object_id,)))
 
     def capacity(self) -> dict[str, int]:
         """What would be free if no task ran: total less bundles and actors."""
@@ -441,19 +356,43 @@ class Tables:
     def take_effects(self) -> list[Effect]:
         """Take all effects. The store's batches go first: others may wait for its answers."""
         effects, self.effects = self.effects, []
-        if self.sealed or self.absorbed or self.locates or self.freed:
-            if (store := self.store_address) is not None:
-                batches: tuple[tuple[list[Any], Any], ...] = (
-                    (self.sealed, m.Sealed),
-                    (self.absorbed, m.Absorb),
-                    (self.locates, m.Locate),
-                    (self.freed, m.Free),
-                )
-                effects[:0] = [Send(store, kind(tuple(batch))) for batch, kind in batches if batch]
-            self.sealed, self.absorbed, self.locates, self.freed = [], [], [], []
-        if self.before_batches:
-            effects[:0], self.before_batches = self.before_batches, []
+        if self.store.is_due:
+            effects[:0] = self.store.take_batches()
         return effects
+
+
+class RowlessValues:
+    """Values whose row was lost with a daemon, by task, and whether the value is lost, too. In ``nodes.orphans`` the home is lost."""
+
+    def __init__(self) -> None:
+        self._of: dict[bytes, dict[bytes, bool]] = {}
+
+    def enter(self, object_id: bytes, lost: bool) -> None:
+        """Enter a value; ``lost``: whether no copy is left."""
+        self._of.setdefault(object_id[:TASK_BYTES], {})[object_id] = lost
+
+    def take(self, task_id: bytes) -> list[tuple[bytes, bool]]:
+        """Take the values of a task that is submitted again: (object, whether it is lost)."""
+        return list(self._of.pop(task_id, {}).items())
+
+    def forget(self, object_id: bytes) -> None:
+        """Remove a freed value."""
+        values = self._of.get(object_id[:TASK_BYTES])
+        if values is not None:
+            values.pop(object_id, None)
+            if not values:
+                del self._of[object_id[:TASK_BYTES]]
+
+    def job_ended(self, job: bytes) -> None:
+        """Remove a job's values."""
+        for task_id in [each for each in self._of if each[:JOB_BYTES] == job]:
+            del self._of[task_id]
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._of)
 
 
 class Promises:
@@ -463,13 +402,13 @@ class Promises:
         self._of: dict[bytes, tuple[bytes, bytes]] = {}
         self._callers: Counter[bytes] = Counter()
 
-    def add(self, identifier: bytes, caller: bytes, actor_id: bytes) -> None:
+    def enter(self, identifier: bytes, caller: bytes, actor_id: bytes) -> None:
         """Record that others wait for a result."""
-        self.remove(identifier)
+        self.settle(identifier)
         self._of[identifier] = (caller, actor_id)
         self._callers[caller] += 1
 
-    def remove(self, identifier: bytes) -> None:
+    def settle(self, identifier: bytes) -> None:
         """Remove a kept or void one."""
         caller, _ = self._of.pop(identifier, _NOBODY)
         if caller:

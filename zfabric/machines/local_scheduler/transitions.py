@@ -1,6 +1,6 @@
 """Transitions: reports to a part above, which the sender must not import.
 
-A part appends to ``Tables.transitions``. At the end of a step the machine delivers each, in order, to its one receiver.
+A part calls ``Tables.report``. At the end of a step the machine delivers each, in order, to its one receiver.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class StreamWanted(NamedTuple):
 
 
 class ObjectUnreferenced(NamedTuple):
-    """Nothing needs an object in ``Tables.watches``."""
+    """Nothing needs an object in ``References.watches``."""
 
     object_id: bytes
 

@@ -62,7 +62,7 @@ class Deadlocks:
         worker = self.tables.workers.get(process.name) if process is not None else None
         blocked = next((each for each in worker.blocked_tasks if each.task_id == message.task_id), None) if worker is not None else None
         if blocked is None:
-            self.tables.counts["refused"] += 1
+            self.tables.count("refused")
             return
         blocked.name, blocked.certain, blocked.callees = message.name, message.certain, dict(message.callees)
 
@@ -112,7 +112,7 @@ class Deadlocks:
         circle = frozenset((each.task_id, each.wanted) for each in waits)
         if not circle or circle in self.warned:
             return
-        self.tables.counts["circles"] += 1
+        self.tables.count("circles")
         text = (
             f"these wait for each other, and nothing but a timeout, a cancel or a kill will end it: {text}. Call in one direction only, "
             "return the ref instead of waiting for its value, or give get() a timeout."

@@ -14,6 +14,7 @@ from typing import Any
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, worker_of
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.channel import TurnOutbox
 from zfabric.machines.local_scheduler.due import RETIRING
 from zfabric.machines.local_scheduler.object_places import PENDING
 from zfabric.machines.local_scheduler.objects.streams import Streams
@@ -84,6 +85,8 @@ class ActorDirectory:
         self.streams = streams
         self.logs = logs
         self.records = self.tables.actors
+        self.behind_ends: TurnOutbox[tuple[bytes, m.Message]] = TurnOutbox()
+        """(node, message) to send behind the outcomes of this turn."""
         self.named: dict[tuple[str, str], ActorRecord] = {}
         self.retiring: dict[ActorRecord, None] = {}
         self._not_durable: set[bytes] = set()
@@ -107,7 +110,7 @@ class ActorDirectory:
         if record.detached:
             self._not_durable.add(record.id)
             self.to_write.append(record.id)
-            self.tables.transitions.append(DetachedActorsChanged(job))
+            self.tables.report(DetachedActorsChanged(job))
         if record.shared:
             return True
         hosting = sum(1 for each in self.records.values() if each.state != DEAD and not each.shared and not _is_elsewhere(each))
@@ -243,7 +246,7 @@ class ActorDirectory:
 
     def _died(self, record: ActorRecord, failure: bytes) -> None:
         if self.tables.nodes:
-            self.tables.transitions.append(ActorLifeEnded(record.id))
+            self.tables.report(ActorLifeEnded(record.id))
         record.state = DEAD
         record.returning = False
         record.failure = failure
@@ -253,7 +256,7 @@ class ActorDirectory:
         self.retiring.pop(record, None)
         if self.named.get((record.namespace, record.name)) is record:
             del self.named[record.namespace, record.name]
-            self.tables.transitions.append(ActorNameFreed(record.id, record.namespace, record.name))
+            self.tables.report(ActorNameFreed(record.id, record.namespace, record.name))
         self._notify(record, record.watchers)
         if record.task.block is not None:  # A restarted daemon must not make it again.
             self.blocks.withdraw(record.id, record.task.block)
@@ -262,7 +265,7 @@ class ActorDirectory:
         record.arguments = set()
         if record.detached:
             self.references.release((record.task.object_id,), DETACHED)
-            self.tables.transitions.append(DetachedActorsChanged(record.task.function.queue.job))
+            self.tables.report(DetachedActorsChanged(record.task.function.queue.job))
         self.logs.drop(record.id)
         if record.unreferenced:
             self.records.pop(record.id, None)
@@ -281,7 +284,7 @@ class ActorDirectory:
                 text += "or its home, the node where it was made, was drained or has died"
                 row = (actor_id, DEAD, b"", 0, True, b"", pack_failure("ActorDiedError", text))
                 if process.incarnation in self.tables.nodes:
-                    self.tables.behind_ends.append((process.incarnation, m.ActorLocations((row,))))
+                    self.behind_ends.append((process.incarnation, m.ActorLocations((row,))))
                 else:
                     self.tables.send_to_client(process, m.ActorLocations((row,)))
             else:
@@ -302,16 +305,16 @@ class ActorDirectory:
         for incarnation in sorted(incarnations):
             watcher = self.tables.processes.get(incarnation)
             if watcher is not None and incarnation in self.tables.nodes:
-                self.tables.behind_ends.append((incarnation, m.ActorLocations(((*row[:2], node, *row[3:]),))))
+                self.behind_ends.append((incarnation, m.ActorLocations(((*row[:2], node, *row[3:]),))))
             elif watcher is not None and watcher.kind != "node":  # Else it has just died.
                 if worker is not None and worker.remote:
-                    self.tables.transitions.append(CallerNotified(record.id))
+                    self.tables.report(CallerNotified(record.id))
                 self.tables.send_to_client(watcher, message)
 
     def process_gone(self, incarnation: bytes) -> None:
         """Notify actors of a caller's exit, and fail what it had promised."""
         if self.tables.nodes:
-            self.tables.transitions.append(CallerExited(incarnation))
+            self.tables.report(CallerExited(incarnation))
         # The caller may have called actors of a shared process that have no record.
         called: dict[bytes, WorkerRecord] = {token: worker for token, worker in self.tables.workers.items() if worker.shared}
         for record in self.records.values():
@@ -325,7 +328,7 @@ class ActorDirectory:
             else:
                 self.tables.send_to_control(worker, m.CallerGone(incarnation))
         for identifier in self.tables.promises.by(incarnation):
-            self.tables.promises.remove(identifier)
+            self.tables.promises.settle(identifier)
             found = self.tables.find(identifier)
             if found is not None and found.status == PENDING:
                 text = f"the process that called for {short(identifier)} ended before it had the result"
@@ -431,14 +434,14 @@ class ActorDirectory:
     def _kill_process(self, worker: WorkerRecord | None, reason: str) -> None:
         if worker is not None and worker.pid:
             worker.kill_reason = worker.kill_reason or reason
-            self.tables.effects.append(KillProcess(worker.pid, reason))
+            self.tables.emit(KillProcess(worker.pid, reason))
 
     def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> None:
         """Restart the actors of a dead process, or let them die."""
         for actor_id in worker.actors:
             record = self.records.get(actor_id)
             if actor_id in self.tables.guests:
-                self.tables.transitions.append(GuestDied(actor_id, worker, died))
+                self.tables.report(GuestDied(actor_id, worker, died))
             elif record is not None and record.state != DEAD:
                 self._lost_with(record, worker, died)
         for process in self.tables.processes.values() if worker.shared and worker.job is not None else ():
@@ -506,7 +509,7 @@ class ActorDirectory:
         why = record.killed or ("" if is_left else "no restart is left" if limit else "it has no restarts")
         if not why:
             if self.tables.nodes:
-                self.tables.transitions.append(ActorLifeEnded(record.id))
+                self.tables.report(ActorLifeEnded(record.id))
             record.task.facts().retries += not drained
             record.lived_before = True
             record.state = CREATING
@@ -554,12 +557,12 @@ class ActorDirectory:
             self.retiring.pop(record, None)
             if self.named.get((record.namespace, record.name)) is record:
                 del self.named[record.namespace, record.name]
-                self.tables.transitions.append(ActorNameFreed(record.id, record.namespace, record.name))
-            self.tables.transitions.append(ActorLifeEnded(record.id))
+                self.tables.report(ActorNameFreed(record.id, record.namespace, record.name))
+            self.tables.report(ActorLifeEnded(record.id))
         self.remote_ended(job.id, job)
         for identifier in self.tables.promises:
             if identifier[:JOB_BYTES] == job.id:
-                self.tables.promises.remove(identifier)
+                self.tables.promises.settle(identifier)
 
     def remote_ended(self, job_id: bytes, job: JobRecord | None) -> None:
         """Remove a job's actors of other homes."""
@@ -624,7 +627,7 @@ class ActorDirectory:
         task.assign(node)
         node.inflight[task.id] = task
         self.enter_again(task).returning = True
-        self.tables.transitions.append(ActorReturned(task.id))
+        self.tables.report(ActorReturned(task.id))
 
     def has_returned(self) -> None:
         """Stop awaiting: all nodes have reported."""

@@ -105,7 +105,7 @@ class ActorLogs:
 
     def _of(self, source: Address, message: m.LogAppended | m.Checkpoint) -> ActorLog | None:
         if not self.is_of(source, message.actor_id, message.attempt):
-            self.tables.counts["refused"] += 1
+            self.tables.count("refused")
             return None
         return self.logs.setdefault(message.actor_id, ActorLog(message.actor_id))
 
@@ -210,7 +210,7 @@ class ActorLogs:
         for block in blocks:
             self.references.unpin(block.refs)
         if deletes:
-            self.tables.send(self.tables.control_address, m.Write(0, (), deletes))
+            self.tables.send(self.tables.cluster.control_address, m.Write(0, (), deletes))
 
     def _forget(self, log: ActorLog, writing: Writing) -> None:
         """Remove an unwritten message: its calls have never happened."""

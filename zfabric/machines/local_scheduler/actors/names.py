@@ -51,18 +51,18 @@ class ActorNames:
             return False
         self._waiting[task.id] = task
         message = m.ClaimName(record.id, record.namespace, record.name)
-        if self.tables.head == self.node and self.tables.unsettled is not None:
+        if self.tables.cluster.head == self.node and self.tables.unsettled is not None:
             self._own_claims.append(message)
-        elif self.tables.head == self.node:
+        elif self.tables.cluster.head == self.node:
             self.on_claim_name(0.0, LOCAL_SCHEDULER + self.node, message)
         else:
-            self.tables.send_to_node(self.tables.head, message)
+            self.tables.send_to_node(self.tables.cluster.head, message)
         return True
 
     def on_name_claimed(self, now: float, source: Address, message: m.NameClaimed) -> None:
         """Make or refuse an actor, as decided."""
-        if source[1:] != self.tables.head:
-            self.tables.counts["refused"] += 1
+        if source[1:] != self.tables.cluster.head:
+            self.tables.count("refused")
             return
         task = self._waiting.pop(message.actor_id, None)
         if task is None or task.state != WAITING:
@@ -76,17 +76,17 @@ class ActorNames:
         """Report a free name to the head."""
         self._waiting.pop(freed.actor_id, None)
         if self.tables.nodes:
-            self.tables.send_to_node(self.tables.head, m.FreeName(*freed))
+            self.tables.send_to_node(self.tables.cluster.head, m.FreeName(*freed))
 
     def on_returned(self, returned: ActorReturned) -> None:
         """Claim the name of an actor that returned after the claims were repeated."""
         record = self.tables.actors.get(returned.actor_id)
-        if record is not None and record.name and self.tables.head in self.tables.nodes:
-            self.tables.send_to_node(self.tables.head, m.ClaimName(record.id, record.namespace, record.name))
+        if record is not None and record.name and self.tables.cluster.head in self.tables.nodes:
+            self.tables.send_to_node(self.tables.cluster.head, m.ClaimName(record.id, record.namespace, record.name))
 
     def repeat(self, node: bytes, answered: bool) -> None:
         """Repeat to the head the ``answered`` claims, or all others."""
-        for record in self.actors.named.values() if node == self.tables.head else ():
+        for record in self.actors.named.values() if node == self.tables.cluster.head else ():
             if (record.id not in self._waiting) == answered:
                 self.tables.send_to_node(node, m.ClaimName(record.id, record.namespace, record.name))
 
@@ -126,8 +126,8 @@ class ActorNames:
         """Give a name to its first claimant."""
         home = source[1:]
         node = self.tables.nodes.get(home)
-        if self.node != self.tables.head or (node is None and home != self.node):
-            self.tables.counts["refused"] += 1
+        if self.node != self.tables.cluster.head or (node is None and home != self.node):
+            self.tables.count("refused")
             return
         key = message.namespace, message.name
         own = self.actors.named.get(key)

@@ -64,7 +64,7 @@ class Remakes:
         maker.function.received += 1
         task.drop_holder(b"")
         task.outputs = ()
-        self.tables.tasks[task.id] = task
+        self.tables.enter_task(task)
         self._wanted[task.id] = identifier
         self.admission.set_terms(task, 0.0)
         if self.tables.nodes and not self.pool.fits_total(self.tables.queue_of(task).demand):

@@ -59,7 +59,7 @@ class Bundles:
         """Take bundles, reserved once no task uses them."""
         home = self.tables.sender_of(source)
         if home is None:
-            self.tables.counts["refused"] += 1
+            self.tables.count("refused")
             return
         bundles = self.tables.bundles.get(message.group, {})
         known = [bundles[index] for index, _ in message.rows if index in bundles]
@@ -77,7 +77,7 @@ class Bundles:
         for bundle in made:
             self._take(bundle)
         self._waiting.append(made)
-        self.tables.reserving = True
+        self.dispatcher.reserving = True
 
     def _answer(self, group: bytes, reservation: int, home: bytes, ok: bool) -> None:
         self.tables.send_to_peer(home, m.BundlesPrepared(group, reservation, ok))
@@ -85,14 +85,14 @@ class Bundles:
     def _take(self, bundle: Bundle) -> None:
         self.tables.pool.acquire(bundle.demand)
         self.tables.bundles.setdefault(bundle.group, {})[bundle.index] = bundle
-        self.tables.counts["bundles"] += 1
+        self.tables.count("bundles")
 
     def on_commit_bundles(self, now: float, source: Address, message: m.CommitBundles) -> None:
         """Let tasks run in a whole group."""
         home = self.tables.sender_of(source)
         for bundle in self.tables.bundles.get(message.group, {}).values():
             bundle.committed |= bundle.home == home and bundle.durable
-        self.tables.group_changed(message.group)
+        self.tables.queues.group_changed(message.group)
 
     def on_hold_bundles(self, now: float, source: Address, message: m.HoldBundles) -> None:
         """Accept a home's list after a restart."""
@@ -108,7 +108,7 @@ class Bundles:
             for bundle in own:
                 bundle.committed |= wanted.get((group, bundle.index), False) and bundle.durable
             self._free([bundle for bundle in own if (group, bundle.index) not in wanted], "its home does not know it any more")
-            self.tables.group_changed(group)
+            self.tables.queues.group_changed(group)
 
     def on_free_bundles(self, now: float, source: Address, message: m.FreeBundles) -> None:
         """Free bundles."""
@@ -144,7 +144,7 @@ class Bundles:
             if worker.queue is not None and any(worker.pool is pool for pool in pools):
                 self._end(worker, text)
         for group in {bundle.group for bundle in ending}:
-            self.tables.group_changed(group)
+            self.tables.queues.group_changed(group)
 
     def _end(self, worker: WorkerRecord, reason: str) -> None:
         for task in [task for task in worker.inflight.values() if task.state != DONE]:
@@ -162,7 +162,7 @@ class Bundles:
             for bundle in [each for each in bundles.values() if each.ending and (each.pool is None or each.pool.idle)]:
                 self._give_back(bundle)
         self._waiting = [each for each in self._waiting if not self._reserve(each)]
-        self.tables.reserving = bool(self._waiting)
+        self.dispatcher.reserving = bool(self._waiting)
         capacity = self.tables.capacity() if self.watchers else {}
         for home, known in list(self.watchers.items()):
             if any(amount > known.get(name, 0) for name, amount in capacity.items()):
@@ -211,7 +211,7 @@ class Bundles:
         if bundle.pool is not None:
             pool.release_gpus(bundle.pool.gpu_ids, dict(bundle.demand).get(GPU, 0))
         pool.release(bundle.demand)
-        self.tables.send(self.tables.control_address, m.Write(0, (), (("group", _key(bundle)),)))
+        self.tables.send(self.tables.cluster.control_address, m.Write(0, (), (("group", _key(bundle)),)))
         del bundles[bundle.index]
         if not bundles:
             del self.tables.bundles[bundle.group]

@@ -34,6 +34,8 @@ class Groups:
         self.tables = tables
         self.requests = requests
         self.bundles = bundles
+        self.records: dict[bytes, GroupRecord] = {}
+        """This home's placement groups, oldest first."""
         self._survey = 0
         self._asked_at = 0.0
         self._expected: set[bytes] = set()
@@ -70,20 +72,20 @@ class Groups:
             arguments = (group, bundles, policy, name, namespace, detached, selectors)
             self._relay(source, token, job.home, "create group", arguments)
             return
-        holder = next((each for each in self.tables.groups.values() if name and (each.namespace, each.name) == (namespace, name)), None)
+        holder = next((each for each in self.records.values() if name and (each.namespace, each.name) == (namespace, name)), None)
         if holder is not None and holder.id != group:
             self.tables.send(source, m.Answer(token, (b"", f"a placement group is called {name!r} already"), ""))
             return
-        record = self.tables.groups.setdefault(group, GroupRecord(group, bundles, policy, name, namespace, detached, selectors))
+        record = self.records.setdefault(group, GroupRecord(group, bundles, policy, name, namespace, detached, selectors))
         self._stale = True
-        self._write(record, (source, token, (group, self.tables.node, "")))
+        self._write(record, (source, token, (group, self.tables.cluster.node, "")))
 
     def remove(self, source: Address, token: int, group: bytes, home: bytes) -> None:
         """Remove a group, at its home."""
         if home in self.tables.nodes:
             self._relay(source, token, home, "remove group", (group, home))
             return
-        record = self.tables.groups.get(group)
+        record = self.records.get(group)
         if record is None:
             self.tables.send(source, m.Answer(token, None, ""))
             return
@@ -118,7 +120,7 @@ class Groups:
     def _written(self, now: float, about: tuple[Address, int, Any], answer: m.Written) -> None:
         source, token, payload = about
         if not answer.ok and payload is not None:
-            for record in [each for each in self.tables.groups.values() if each.id == payload[0]]:
+            for record in [each for each in self.records.values() if each.id == payload[0]]:
                 self._remove(record, answer.text)
         self.tables.send(source, m.Answer(token, payload and payload[1:], "" if answer.ok else answer.text))
 
@@ -126,10 +128,10 @@ class Groups:
 
     def end_of_turn(self, now: float) -> None:
         """Survey the nodes, if a group waits and there may be more room."""
-        if not any(record.missing and not record.target for record in self.tables.groups.values()) or self._expected:
+        if not any(record.missing and not record.target for record in self.records.values()) or self._expected:
             return
         nodes = {node.token for node in self.tables.nodes.values() if node.is_ready and not node.draining}
-        nodes.add(self.tables.node)
+        nodes.add(self.tables.cluster.node)
         if self._stale or nodes != self._surveyed:
             self._stale = False
             self._survey += 1
@@ -138,7 +140,7 @@ class Groups:
             self._until = now + SURVEY_SECONDS
             self.tables.deadlines.note(GROUPS, self._until)
             self._expected, self._surveyed = set(nodes), nodes
-            for node in sorted(nodes, key=self.tables.number_of):
+            for node in sorted(nodes, key=self.tables.cluster.number_of):
                 self.tables.send_to_peer(node, m.AskRoom(self._survey))
 
     def on_room(self, now: float, source: Address, message: m.NodeRoom) -> None:
@@ -167,8 +169,8 @@ class Groups:
             self._plan()
         for group in [group for group, due in self._unmet.items() if now >= due]:
             del self._unmet[group]
-            if group in self.tables.groups:
-                self._warn(now, self.tables.groups[group])
+            if group in self.records:
+                self._warn(now, self.records[group])
 
     def next_deadline(self) -> float | None:
         """When the survey ends, or a driver is warned."""
@@ -178,10 +180,10 @@ class Groups:
     # -- reserving --
 
     def _plan(self) -> None:
-        order = sorted(self._rooms, key=self.tables.number_of)
+        order = sorted(self._rooms, key=self.tables.cluster.number_of)
         free = {node: self._rooms[node][0] for node in order}
         capacity = {node: self._rooms[node][1] for node in order}
-        for record in self.tables.groups.values():
+        for record in self.records.values():
             if not record.missing or record.target:
                 continue
             taken = [place for place in record.places if place]
@@ -200,7 +202,7 @@ class Groups:
                     capacity[node][name] -= amount
             record.target = target
             record.reservation += 1
-            record.steps = sorted(set(target.values()), key=self.tables.number_of, reverse=True)
+            record.steps = sorted(set(target.values()), key=self.tables.cluster.number_of, reverse=True)
             self._go_on(record)
 
     def _marked(self, record: GroupRecord, nodes: list[bytes]) -> tuple[dict[int, Demand], dict[bytes, dict[str, int]]]:
@@ -221,7 +223,9 @@ class Groups:
         return missing, marks
 
     def _labels(self, node: bytes) -> Mapping[str, str]:
-        return self.tables.labels if node == self.tables.node else self.tables.nodes[node].labels if node in self.tables.nodes else {}
+        if node == self.tables.cluster.node:
+            return self.tables.cluster.labels
+        return self.tables.nodes[node].labels if node in self.tables.nodes else {}
 
     def _beyond_all_nodes(self, record: GroupRecord) -> Demand:
         """A demand of a bundle, or of a whole STRICT_PACK group, that no node can meet; else empty."""
@@ -260,7 +264,7 @@ class Groups:
 
     def on_bundles_prepared(self, now: float, source: Address, message: m.BundlesPrepared) -> None:
         """Accept a node's answer to ``PrepareBundles``."""
-        record = self.tables.groups.get(message.group)
+        record = self.records.get(message.group)
         node = self.tables.sender_of(source)
         if record is None or record.reservation != message.reservation or not record.steps or record.steps[-1] != node:
             return  # Bundles of an earlier attempt were freed by a message behind its request.
@@ -272,16 +276,16 @@ class Groups:
 
     def _abandon(self, record: GroupRecord) -> None:
         asked = set(record.target.values()) - set(record.steps[:-1])
-        for node in sorted(asked, key=self.tables.number_of):
+        for node in sorted(asked, key=self.tables.cluster.number_of):
             self.tables.send_to_peer(node, m.FreeBundles(record.id, tuple(_by_node(record.target)[node]), "it is planned anew"))
         record.target, record.steps = {}, []
         self._stale = True
 
     def _committed(self, now: float, group: bytes, answer: m.Written) -> None:
         """Commit a whole group, whose row is written or could not be (a full disk)."""
-        record = self.tables.groups.get(group)
+        record = self.records.get(group)
         if record is not None and record.state == CREATED:
-            for node in sorted(set(record.places), key=self.tables.number_of):
+            for node in sorted(set(record.places), key=self.tables.cluster.number_of):
                 self.tables.send_to_peer(node, m.CommitBundles(group))
             self._notify(record)
 
@@ -289,7 +293,7 @@ class Groups:
 
     def node_drained(self, node: bytes) -> None:
         """Reserve a drained node's bundles elsewhere; what runs there ends first."""
-        for record in self.tables.groups.values():
+        for record in self.records.values():
             record.leaving |= {(index, node) for index, place in enumerate(record.places) if place == node}
             self._leave(record, node)
 
@@ -305,7 +309,7 @@ class Groups:
 
     def node_died(self, node: bytes) -> None:
         """Reserve a dead node's bundles elsewhere."""
-        for record in self.tables.groups.values():
+        for record in self.records.values():
             record.watchers.discard(node)
             record.leaving = {each for each in record.leaving if each[1] != node}
             self._leave(record, node)
@@ -314,16 +318,16 @@ class Groups:
 
     def job_ended(self, job: bytes) -> None:
         """Remove a job's groups, without detached ones."""
-        ended = [record for record in self.tables.groups.values() if record.id[:JOB_BYTES] == job and not record.detached]
+        ended = [record for record in self.records.values() if record.id[:JOB_BYTES] == job and not record.detached]
         for record in ended:
             self._remove(record, "its job has ended")
         if ended:
-            self.tables.send(self.tables.control_address, m.Write(0, (), tuple(("group", record.id) for record in ended)))
+            self.tables.send(self.tables.cluster.control_address, m.Write(0, (), tuple(("group", record.id) for record in ended)))
 
     def _remove(self, record: GroupRecord, reason: str) -> None:
-        del self.tables.groups[record.id]
+        del self.records[record.id]
         nodes = {*record.places, *record.target.values(), *(node for _, node in record.leaving)} - {b""}
-        for node in sorted(nodes, key=self.tables.number_of):
+        for node in sorted(nodes, key=self.tables.cluster.number_of):
             self.tables.send_to_peer(node, m.FreeBundles(record.id, (), reason))
         record.state = REMOVED
         record.places = [b""] * len(record.bundles)
@@ -331,7 +335,7 @@ class Groups:
 
     def on_watch_group(self, now: float, source: Address, message: m.WatchGroup) -> None:
         """Report a group to a node with tasks for it, now and on every change."""
-        node, record = self.tables.sender_of(source), self.tables.groups.get(message.group)
+        node, record = self.tables.sender_of(source), self.records.get(message.group)
         if node is None:
             return
         if record is None:
@@ -342,7 +346,7 @@ class Groups:
             self._send_state(node, record)
 
     def _notify(self, record: GroupRecord, reason: str = "") -> None:
-        for node in sorted(record.watchers, key=self.tables.number_of):
+        for node in sorted(record.watchers, key=self.tables.cluster.number_of):
             self._send_state(node, record, reason)
 
     def _send_state(self, node: bytes, record: GroupRecord, reason: str = "") -> None:
@@ -357,22 +361,22 @@ class Groups:
             facts: Mapping[str, Any] = unpack_row(value)
             job = self.tables.jobs.get(identifier[:JOB_BYTES])
             if not facts["detached"] and (job is None or job.ended):
-                self.tables.send(self.tables.control_address, m.Write(0, (), (("group", identifier),)))
+                self.tables.send(self.tables.cluster.control_address, m.Write(0, (), (("group", identifier),)))
                 continue
             terms = (facts["bundles"], facts["policy"], facts["name"], facts["namespace"], facts["detached"], facts.get("selectors", ()))
             record = GroupRecord(identifier, *terms)
             record.state = facts["state"]
             record.places = list(facts["places"])
             record.leaving = set(facts["leaving"])
-            record.watchers.add(self.tables.node)
-            self.tables.groups[identifier] = record
+            record.watchers.add(self.tables.cluster.node)
+            self.records[identifier] = record
             self.tables.known_groups[identifier] = KnownGroup(_state_of(record), {})
-        self.bundles.hold(self.tables.node, self._held_by(self.tables.node))
+        self.bundles.hold(self.tables.cluster.node, self._held_by(self.tables.cluster.node))
 
     def repeat(self, node: bytes) -> None:
         """Repeat needed bundles and the open request to a node."""
         self.tables.send_to_peer(node, m.HoldBundles(self._held_by(node)))
-        for record in self.tables.groups.values():
+        for record in self.records.values():
             if record.steps and record.steps[-1] == node:
                 self._go_on(record)
         self._stale = True
@@ -380,7 +384,7 @@ class Groups:
     def _held_by(self, node: bytes) -> m.Rows:
         """Bundles placed, being reserved, or leaving there."""
         rows = []
-        for record in self.tables.groups.values():
+        for record in self.records.values():
             asked = {} if node in record.steps[:-1] else record.target
             places = [*enumerate(record.places), *asked.items()]
             rows += [(record.id, index, record.state == CREATED) for index, place in places if place == node]

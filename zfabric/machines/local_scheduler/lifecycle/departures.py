@@ -7,28 +7,31 @@ from zfabric.machines.local_scheduler.records import DONE, ProcessRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
 
 
 class Departures:
     """Releases what processes held."""
 
-    def __init__(self, tables: Tables, references: References, direct: DirectSubmissions, actors: ActorDirectory) -> None:
+    def __init__(
+        self, tables: Tables, references: References, outcomes: Outcomes, direct: DirectSubmissions, actors: ActorDirectory
+    ) -> None:
         self.tables = tables
         self.references = references
+        self.outcomes = outcomes
         self.direct = direct
         self.actors = actors
 
     def release(self, process: ProcessRecord) -> None:
         """Release all of a process that is gone."""
-        self.tables.processes.pop(process.incarnation, None)
-        self.tables.touched.pop(process, None)
+        self.tables.drop_process(process)
+        self.outcomes.process_gone(process)
         self.direct.driver_gone(process)
         if process.kind != "node":  # The holds of a dead node are released after the succession.
             self.references.process_gone(process.incarnation)
         self.actors.process_gone(process.incarnation)
-        if self.tables.store_address is not None:
-            self.tables.send(self.tables.store_address, m.ProcessGone(process.incarnation))
+        self.tables.send_to_store(m.ProcessGone(process.incarnation))
 
     def pass_on(self, gone: bytes, driver: ProcessRecord) -> None:
         """Have the driver inherit a dead worker's tasks, to repeat them to a restarted scheduler.

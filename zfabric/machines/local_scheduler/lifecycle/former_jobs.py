@@ -39,13 +39,13 @@ class FormerJobs:
         for key, value in answer.rows:
             facts = unpack_row(value)
             if facts["status"] in ("running", ELSEWHERE) and key not in self.tables.jobs:
-                is_own = facts["status"] == "running" or self.tables.is_head
+                is_own = facts["status"] == "running" or self.tables.cluster.is_head
                 ended = pack_row({**facts, "status": "ended"}) if is_own else b""
                 self._go_on(_Clearing(key, ended, ("task", "function", "log", "checkpoint")))
         newest = max((unpack_counter(key)[0] for key, _ in answer.rows), default=0)
         if newest > TOMBSTONES_KEPT:
             oldest = job_id(newest - TOMBSTONES_KEPT)
-            self.tables.send(self.tables.control_address, m.DeleteRows(0, "object", bytes(JOB_BYTES), oldest))
+            self.tables.send(self.tables.cluster.control_address, m.DeleteRows(0, "object", bytes(JOB_BYTES), oldest))
 
     def _groups_found(self, now: float, about: None, message: m.Found) -> None:
         """Delete placement groups: their reservations are void."""
@@ -71,4 +71,4 @@ class FormerJobs:
 
     def _write(self, puts: m.Rows, deletes: m.Rows) -> None:
         if puts or deletes:
-            self.tables.send(self.tables.control_address, m.Write(0, puts, deletes))
+            self.tables.send(self.tables.cluster.control_address, m.Write(0, puts, deletes))

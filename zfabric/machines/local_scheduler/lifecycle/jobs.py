@@ -8,6 +8,7 @@ tombstone is durable.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, NamedTuple
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
@@ -27,6 +28,7 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.machines.local_scheduler.transitions import JobOver
 from zfabric.protocol import messages as m
@@ -38,6 +40,8 @@ ELSEWHERE = "elsewhere"
 """Status of a job row on a node that is not the home."""
 TOMBSTONES_KEPT = 1000
 """Tombstones that are retained, for users."""
+ENDED_JOBS_MOST = 100
+"""Ended jobs whose tasks have yet to enter the time series, each second."""
 
 
 class _LastRows(NamedTuple):
@@ -59,6 +63,7 @@ class Jobs:
         requests: PendingRequests,
         references: References,
         outcomes: Outcomes,
+        stopping: Stopping,
         direct: DirectSubmissions,
         workers: WorkerPool,
         dispatcher: Dispatcher,
@@ -75,6 +80,7 @@ class Jobs:
         self.requests = requests
         self.references = references
         self.outcomes = outcomes
+        self.stopping = stopping
         self.direct = direct
         self.workers = workers
         self.dispatcher = dispatcher
@@ -88,6 +94,7 @@ class Jobs:
         self.ended_elsewhere: dict[bytes, None] = {}
         self.all_ended = False
         """Whether this node stops: it accepts no delegated tasks."""
+        self._ended: deque[JobRecord] = deque(maxlen=ENDED_JOBS_MOST)
         self._leaving: dict[bytes, tuple[set[bytes], _LastRows]] = {}
         """Ended jobs, each with nodes that owe ``JobGone``, and what is then written."""
         self.without_driver: dict[JobRecord, None] = {}
@@ -130,7 +137,7 @@ class Jobs:
             return
         job.ended = True
         tables = self.tables
-        goes_on = leaving and (bool(job.home) or self.detached.lives_at(tables.head, job))
+        goes_on = leaving and (bool(job.home) or self.detached.lives_at(tables.cluster.head, job))
         for worker in list(tables.workers.values()):
             if worker.job is job:
                 for task in list(worker.inflight.values()):
@@ -138,14 +145,12 @@ class Jobs:
                 worker.inflight.clear()
                 self.dispatcher.abandon(worker)
                 self.workers.end(worker, "its job has ended")
-        tables.condemned = {prefix: None for prefix in tables.condemned if prefix[:JOB_BYTES] != job.id}
-        for queue in job.queues.values():
-            tables.queues.pop(queue.token, None)
-            queue.clear()
+        self.stopping.job_ended(job.id)
+        tables.queues.job_ended(job)
         self.actors.job_ended(job)
         self.remakes.job_ended(job.id)
         self.detached.job_ended(job.id)
-        tables.transitions.append(JobOver(job.id))
+        tables.report(JobOver(job.id))
         self._fail_for_others(job)
         for task in [task for identifier, task in tables.tasks.items() if identifier[:JOB_BYTES] == job.id]:
             self._drop_task(task)
@@ -155,18 +160,18 @@ class Jobs:
         deletes += self.logs.job_ended(job.id)
         for identifier, record in [(each, record) for each, record in tables.objects.items() if each[:JOB_BYTES] == job.id]:
             self.references.clear(record)
-            del tables.objects[identifier]
+            tables.drop_object(identifier)
             if record.home:
-                tables.unwanted.append(identifier)
+                tables.transfers.unwanted.append(identifier)
             if record.task is None and not self._in_cluster:
                 deletes.append(("object", identifier))
-        for retained in tables.retained_rows.values():
-            retained.difference_update([each for each in retained if each[:JOB_BYTES] == job.id])
+        self.references.job_ended(job.id)
         for rows in tables.entrusted.values():
             for identifier, entrusted in rows.items():
                 if identifier[:JOB_BYTES] == job.id and entrusted.block is not None:
                     self.blocks.drop(identifier, entrusted.block)
-        by_task: list[dict[bytes, Any]] = [tables.streams, tables.orphans, *tables.entrusted.values()]
+        tables.orphans.job_ended(job.id)
+        by_task: list[dict[bytes, Any]] = [tables.streams, *tables.entrusted.values()]
         for table in by_task:
             for identifier in [each for each in table if each[:JOB_BYTES] == job.id]:
                 del table[identifier]
@@ -174,7 +179,7 @@ class Jobs:
         # Written together, so that a timeline can be read as soon as the driver has exited.
         status = ("job", job.id, self.row(job, "ended"))
         deletes += self._oldest_tombstone(job.number)
-        statuses = (status,) if not job.home else (tombstone(job.id, job.number),) if tables.is_head else ()
+        statuses = (status,) if not job.home else (tombstone(job.id, job.number),) if tables.cluster.is_head else ()
         if not statuses:
             deletes.append(("job", job.id))
         ends = _LastRows(job, (*puts, *self.events.take(), *statuses), statuses, (*deletes, *more))
@@ -221,7 +226,7 @@ class Jobs:
     @property
     def _in_cluster(self) -> bool:
         """Whether nodes, perhaps dead, may have put durable values into the head's table."""
-        return bool(self.tables.node_table)
+        return bool(self.tables.cluster.rows)
 
     def _oldest_tombstone(self, number: int) -> list[tuple[str, bytes]]:
         """The tombstone that makes room for job ``number``'s, as ``deletes`` of ``Write``."""
@@ -237,11 +242,11 @@ class Jobs:
     def _keys_ended(self, now: float, ends: _LastRows, answer: m.Written) -> None:
         """The head's keys are deleted, or will be when its disk has room."""
         job, next_job = ends.job, job_id(ends.job.number + 1)
-        if self._in_cluster and not self.tables.is_head:
+        if self._in_cluster and not self.tables.cluster.is_head:
             self.requests.ask_head(m.DeleteRows, "object", job.id, next_job, then=self._values_deleted, about=ends)
             return
         if self._in_cluster:  # Nodes that have died may have put durable values.
-            self.tables.send(self.tables.control_address, m.DeleteRows(0, "object", job.id, next_job))
+            self.tables.send(self.tables.cluster.control_address, m.DeleteRows(0, "object", job.id, next_job))
         self._write_tombstone(ends)
 
     def _values_deleted(self, now: float, ends: _LastRows, answer: m.Written) -> None:
@@ -261,10 +266,10 @@ class Jobs:
             self.end_job(job, now)
         else:
             self.actors.remote_ended(message.job, None)
-        if job is None and self.tables.is_head:
+        if job is None and self.tables.cluster.is_head:
             number = unpack_counter(message.job)[0]
             rows = (tombstone(message.job, number),), tuple(self._oldest_tombstone(number))
-            self.tables.send(self.tables.control_address, m.Write(0, *rows))
+            self.tables.send(self.tables.cluster.control_address, m.Write(0, *rows))
         if job is None or job.home != source[1:]:  # The home receives its answer once all is gone; other senders at once.
             self.tables.send_to_node(source[1:], m.JobGone(message.job))
 
@@ -277,6 +282,17 @@ class Jobs:
         for job, (nodes, _) in self._leaving.items():
             nodes.add(node)
             self.tables.send_to_node(node, m.EndJob(job))
+
+    def take_ended(self) -> list[JobRecord]:
+        """Take ended jobs whose tasks have yet to enter the time series."""
+        ended = list(self._ended)
+        self._ended.clear()
+        return ended
+
+    def enter(self, job: JobRecord) -> JobRecord:
+        """Enter a job that has begun, or that has tasks here."""
+        self.tables.jobs[job.id] = job
+        return job
 
     def elsewhere(self, job: JobRecord) -> None:
         """Write that this node works for another home's job.
@@ -293,14 +309,14 @@ class Jobs:
         """
         tables, passed = self.tables, []
         for job in [each for each in tables.jobs.values() if each.home == dead and not each.ended]:
-            if not tables.is_head:
-                job.home = tables.head
+            if not tables.cluster.is_head:
+                job.home = tables.cluster.head
                 self.elsewhere(job)
                 self.detached.passed_on(job)
                 passed.append(job)
             elif self.detached.lives_here(job):
                 job.home = b""
-                tables.send(tables.control_address, m.Write(0, (("job", job.id, self.row(job, "running")),), ()))
+                tables.send(tables.cluster.control_address, m.Write(0, (("job", job.id, self.row(job, "running")),), ()))
                 tables.write_log("info", f"job {job.number} goes on here for its detached actors: the node of its driver is dead")
                 passed.append(job)
         return passed
@@ -322,8 +338,7 @@ class Jobs:
         self.references.revive(task)
         self.references.clear(task)
         task.finish()
-        self.tables.tasks.pop(task.id, None)
-        self.tables.failures.pop(task.id, None)
+        self.tables.drop_task(task.id)
 
     def end_all(self, now: float, reason: str = "") -> None:
         """End every job; drivers receive ``reason``. During recovery jobs are unknown, and left to the next node."""
@@ -341,7 +356,7 @@ class Jobs:
             self.tables.deadlines.note(TOMBSTONES, due)
         driver = job.driver
         if self.tables.jobs.pop(job.id, None) is not None:
-            self.tables.ended_jobs.append(job)
+            self._ended.append(job)
         if job.home in self.tables.nodes:
             self.tables.send_to_node(job.home, m.JobGone(job.id))
         if driver is not None and driver.incarnation in self.tables.processes:

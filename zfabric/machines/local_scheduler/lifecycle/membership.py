@@ -83,7 +83,7 @@ class Membership:
         process = self.tables.processes.get(incarnation)
         if process is None:
             process = ProcessRecord(incarnation, message.kind, message.pid, message.started, None, message.name, message.control)
-            self.tables.processes[incarnation] = process
+            self.tables.enter_process(process)
         process.path = message.path
         process.ready = False
         if message.kind == "worker":
@@ -91,19 +91,18 @@ class Membership:
         elif message.kind == "driver":
             self._driver_registered(process, message, now)
         else:
-            self.tables.effects.append(WatchProcess(message.pid, message.started))
+            self.tables.emit(WatchProcess(message.pid, message.started))
             self._welcome(process)
 
     def _worker_registered(self, process: ProcessRecord, message: m.Register, now: float) -> None:
         worker = self.tables.workers.get(message.name)
         if worker is None or worker.state == ENDING:
-            self.tables.processes.pop(process.incarnation, None)
+            self.tables.drop_process(process)
             self.tables.send(CONTROL + message.control, m.StopWorker())
             return
         worker.process = process
-        worker.pid = message.pid
+        self.workers.set_pid(worker, message.pid)
         self.tables.deadlines.note(STARTING_WORKERS)
-        self.tables.by_pid[message.pid] = worker
         if message.job and worker.job is None:
             worker.job = self.tables.jobs.get(message.job)
             if worker.job is None or worker.job.ended:
@@ -113,8 +112,8 @@ class Membership:
         self._welcome(process)
 
     def _driver_registered(self, process: ProcessRecord, message: m.Register, now: float) -> None:
-        self.tables.by_pid[message.pid] = process
-        self.tables.effects.append(WatchProcess(message.pid, message.started))
+        self.tables.enter_pid(message.pid, process)
+        self.tables.emit(WatchProcess(message.pid, message.started))
         if message.job:
             job = self.tables.jobs.get(message.job)
             if job is None or job.ended:
@@ -136,10 +135,9 @@ class Membership:
         process = self.tables.processes.get(incarnation)
         if process is None:
             return
-        job = JobRecord(job_id(answer.number), answer.number, namespace, now)
+        job = self.jobs.enter(JobRecord(job_id(answer.number), answer.number, namespace, now))
         job.driver = process
         process.job = job
-        self.tables.jobs[job.id] = job
         self.requests.ask(m.Write, (("job", job.id, self.jobs.row(job, "running")),), (), then=self._job_begun, about=process)
         self.workers.prestart(now)
 
@@ -165,7 +163,7 @@ class Membership:
         if process is None:
             return
         if process.kind == "node":
-            self.tables.transitions.append(NodeReady(now, process))
+            self.tables.report(NodeReady(now, process))
             return
         process.ready = True
         worker = self.tables.workers.get(process.name) if process.kind == "worker" else None
@@ -173,7 +171,7 @@ class Membership:
             worker.state = IDLE
             worker.idle_since = now
         if process.kind == "agent":
-            self.tables.transitions.append(AgentReady(process))
+            self.tables.report(AgentReady(process))
         self.rejoining.ready(process.incarnation, now)
 
     # -- workers come and go --
@@ -186,17 +184,16 @@ class Membership:
         if message.pid == 0:
             self._start_failed(worker, message.error, now)
             return
-        worker.pid = message.pid
+        self.workers.set_pid(worker, message.pid)
         worker.started_at = now  # Its environment may have had to be made first.
         self.tables.deadlines.note(STARTING_WORKERS)
-        self.tables.by_pid[message.pid] = worker
         if worker.state == ENDING:
-            self.tables.effects.append(KillProcess(message.pid, worker.kill_reason))
+            self.tables.emit(KillProcess(message.pid, worker.kill_reason))
 
     def _start_failed(self, worker: WorkerRecord, error: str, now: float) -> None:
         self._remove(worker, now)
         self._failed_starts += 1
-        row = self.tables.node_table.get(self.node)
+        row = self.tables.cluster.rows.get(self.node)
         where = f" on node {row[2]} ({self.node.hex()})" if row is not None else ""
         text = f"a worker could not be started{where}: {error}"
         self.tables.write_log("error", text)
@@ -219,7 +216,7 @@ class Membership:
     def on_process_died(self, now: float, source: Address, message: m.ProcessDied) -> None:
         """Handle a proved death."""
         self.logs.record_ended(message.ended, self.tables.recovering)
-        known = self.tables.by_pid.pop(message.pid, None)
+        known = self.tables.drop_pid(message.pid)
         if isinstance(known, WorkerRecord):
             starting = known.state == STARTING
             self.events.worker_died(now, known, message)
@@ -236,7 +233,7 @@ class Membership:
                 self._start_failed(known, f"it died with {how} before it was ready; its stderr:\n{message.stderr}", now)
             else:
                 self._remove(known, now)
-            self.tables.counts["workers_died"] += _unexpected(known, message)
+            self.tables.count("workers_died", _unexpected(known, message))
         elif isinstance(known, ProcessRecord):
             self.departures.release(known)
             if known.job is not None and known.job.driver is known:
@@ -251,8 +248,8 @@ class Membership:
     def _remove(self, worker: WorkerRecord, now: float) -> None:
         self.workers.remove(worker, now)
         job = worker.job
-        if worker.process is None and self.tables.store_address is not None:
-            self.tables.send(self.tables.store_address, m.ProcessGone(worker.token))  # The store refuses its late messages.
+        if worker.process is None:
+            self.tables.send_to_store(m.ProcessGone(worker.token))  # The store refuses its late messages.
         if worker.process is not None:
             self.departures.release(worker.process)
             if job is not None and job.driver is not None and not job.ended:
@@ -269,7 +266,7 @@ class Membership:
         for worker in list(self.tables.workers.values()):
             late = now >= worker.started_at + self.tables.config.worker_start_seconds
             if late and worker.state == STARTING and worker.pid and not self.tables.recovering:
-                self.tables.effects.append(KillProcess(worker.pid, "it did not register in time"))
+                self.tables.emit(KillProcess(worker.pid, "it did not register in time"))
                 worker.started_at = now
 
     def next_deadline(self) -> float | None:

@@ -252,7 +252,8 @@ class Recovery:
         self.actors.retain_arguments()
         self._count_rows()
         self._stop_void(now)
-        self.tables.spare.extend(self._values())
+        for record in self._values():
+            self.references.collect_later(record)
 
     def _count_rows(self) -> None:
         for record in self._values():
@@ -292,7 +293,8 @@ class Recovery:
         self._drop_rows()
         self._inside.clear()
         self._free_found(list(self._stored))
-        self.tables.spare.extend(self._values())
+        for record in self._values():
+            self.references.collect_later(record)
 
     def run_again(self, task_ids: Iterable[bytes]) -> None:
         """Free what was found of tasks delegated anew: the store would take new values for copies of the former ones."""
@@ -304,7 +306,7 @@ class Recovery:
             del self._stored[object_id]
             record = self.tables.find(object_id)
             if record is None or type(record.value) is not Stored:
-                self.tables.freed.append(object_id)
+                self.tables.store.free(object_id)
 
     def stored_size(self, object_id: bytes) -> int | None:
         """Size of a value not yet dropped."""
@@ -366,13 +368,13 @@ class Recovery:
         count = task.option("num_returns", 1)
         if count != 1:
             task.make_outputs(count)
-            self.tables.objects.update((record.object_id, record) for record in task.outputs or ())
+            self.tables.enter_outputs(task)
         kept = self._rows.get(task.id)
         if kept is not None and kept[0] == row:
             task.block = kept[1]
         elif self.tables.config.lineage:
             task.block = self.blocks.add(row)
-        self.tables.tasks[task.id] = task
+        self.tables.enter_task(task)
         if function.stream is not None:
             self.streams.begin(task)
         return task
@@ -408,7 +410,7 @@ class Recovery:
         task = self._adopt(row, attempt, job)
         if task is None:
             return False
-        del self.tables.tasks[task.id]
+        self.tables.drop_task(task.id)
         task.finish()
         self.tables.guests[task.id] = GuestRecord(task, worker)
         self.dispatcher.host(worker, task)
@@ -504,7 +506,7 @@ class Recovery:
             if durable and isinstance(record, ObjectRecord):
                 record.note_durable()
             if type(value) is tuple:
-                self.tables.locates.append((object_id, source[1:]))
+                self.tables.store.locate(object_id, source[1:])
         self.values.keep_durable(source[1:], message.rows)
 
     def _take_offer(self, source: Address, message: m.OfferResults) -> None:
@@ -519,7 +521,7 @@ class Recovery:
         if record is None:
             record = self._orphan(object_id)
         if type(value) is tuple:
-            self.tables.sealed.append((object_id, value[0], value[1], process, False))
+            self.tables.store.seal(object_id, value[0], value[1], process, False)
         if record.value is not None:
             return
         if status != OK:
@@ -543,10 +545,10 @@ class Recovery:
         self._restore_all((message.object_ids,))
         self.streams.claim(message.object_ids)
         for object_id in self.references.hold(message.object_ids, source[1:]):
-            record = self.tables.objects[object_id] = ObjectRecord(object_id, None, source[1:])
+            record = self.tables.new_object(object_id, source[1:])
             text = f"object {short(object_id)} is lost: nothing that would tell of it survived its node's daemon"
             record.fail(FAILED, pack_failure("ObjectLostError", text), self.tables.inline)
-            self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = True
+            self.tables.orphans.enter(object_id, True)
 
     def _unreported(self) -> dict[bytes, tuple[WorkerRecord, int]]:
         """Attempts whose end may be news: (worker, attempt) by task."""
@@ -697,21 +699,21 @@ class Recovery:
             record = self._orphan(object_id)
             self._enter_value(record)
         elif self.tables.maker_of(object_id) is not None:
-            record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
+            record = self.tables.new_object(object_id)
             record.lose(self.tables.inline)  # It is rebuilt on request.
         elif is_put(object_id):
-            put = self.tables.objects[object_id] = ObjectRecord(object_id, None, None, DURABLE)
+            put = self.tables.new_object(object_id, durable=DURABLE)
             self.rebuilding.make_available(put, "its node's daemon died")  # The control store has it if it was durable.
 
     def _orphan(self, object_id: bytes) -> ObjectRecord:
-        record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
+        record = self.tables.new_object(object_id)
         self._count_value(record)
         self._note_orphan(object_id)
         return record
 
     def _note_orphan(self, object_id: bytes) -> None:
         if not is_put(object_id) and object_id[:TASK_BYTES] not in self.tables.streams:
-            self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = False
+            self.tables.orphans.enter(object_id, False)
 
     def _restore(self, object_id: bytes) -> None:
         """Restore an object's row, and transitively those of its inputs, as finished tasks."""

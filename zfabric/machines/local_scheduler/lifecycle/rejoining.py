@@ -16,15 +16,14 @@ from zfabric.machines.local_scheduler.lifecycle.jobs import ELSEWHERE, Jobs
 from zfabric.machines.local_scheduler.lifecycle.recovery import HELD_BACK, QUERIES_HELD_BACK, Recovery
 from zfabric.machines.local_scheduler.lifecycle.retained_rows import RetainedRows
 from zfabric.machines.local_scheduler.object_places import Stored
-from zfabric.machines.local_scheduler.records import JobRecord, ProcessRecord, WorkerRecord
+from zfabric.machines.local_scheduler.records import JobRecord, ProcessRecord
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.machines.local_scheduler.transitions import Recovered
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import KillProcess, Send, WatchProcess
+from zfabric.protocol.effects import KillProcess, WatchProcess
 from zfabric.protocol.ids import CLIENT, CONTROL, LOCAL_SCHEDULER, Address, control_of, unpack_counter
-from zfabric.protocol.options import NO_ENVIRONMENT
 
 
 class Rejoining:
@@ -71,10 +70,7 @@ class Rejoining:
         self._deadline = now + self.tables.config.recovery_seconds
         self.tables.deadlines.note(REJOINING, self._deadline)
         for token, pid in message.workers:
-            worker = WorkerRecord(token, None, NO_ENVIRONMENT, now)
-            worker.pid = pid
-            self.tables.workers[token] = worker
-            self.tables.by_pid[pid] = worker
+            self.workers.adopt(token, pid, now)
             self._expected[token] = pid
             self.tables.send(CONTROL + control_of(token), m.RegisterAgain(""))
         self.requests.ask(m.Scan, "job", b"", b"", 10_000, then=self._jobs_found)
@@ -83,23 +79,23 @@ class Rejoining:
         for key, value in answer.rows:
             facts = unpack_row(value)
             if facts.get("status") == ELSEWHERE:
-                elsewhere = self.tables.jobs[key] = JobRecord(key, unpack_counter(key)[0], facts["namespace"], now)
+                elsewhere = self.jobs.enter(JobRecord(key, unpack_counter(key)[0], facts["namespace"], now))
                 elsewhere.home = facts["home"]
             if facts.get("status") != "running":
                 continue
             job = JobRecord(key, unpack_counter(key)[0], facts["namespace"], now)
             job.submitted = facts.get("submitted", 0)
             if not facts["driver"]:  # Taken over from a dead node; it goes on for its detached actors.
-                self.tables.jobs[key] = job
+                self.jobs.enter(job)
                 self._driverless.append(job)
                 continue
             process = ProcessRecord(facts["driver"], "driver", facts["pid"], facts["started"], job, facts["name"], facts["control"])
             job.driver = process
-            self.tables.jobs[key] = job
-            self.tables.processes[process.incarnation] = process
-            self.tables.by_pid[process.pid] = process
+            self.jobs.enter(job)
+            self.tables.enter_process(process)
+            self.tables.enter_pid(process.pid, process)
             self._expected[process.incarnation] = process.pid
-            self.tables.effects.append(WatchProcess(process.pid, process.started))
+            self.tables.emit(WatchProcess(process.pid, process.started))
             self.tables.send(CLIENT + process.incarnation, m.RegisterAgain(""))
         self._jobs_known = True
         self.retained_rows.ask()
@@ -149,14 +145,14 @@ class Rejoining:
         self.tables.deadlines.note(STARTING_WORKERS)
         self.recovery.rebuild(self.retained_rows, now)
         tasks = len(self.tables.tasks)
-        self._claimed, self.tables.sealed = self.tables.sealed, []
+        self._claimed = self.tables.store.take_sealed()
         self.recovery.go_on(now)
         self.retained_due = True
         for job in self._abandoned:
             self.jobs.driver_gone(job, now)
         self.jobs.without_driver.update(dict.fromkeys(self._driverless))
         self.workers.prestart(now)
-        self.tables.transitions.append(Recovered(now))
+        self.tables.report(Recovered(now))
         self.tables.write_log("info", f"recovered: {len(self.tables.processes)} processes, {tasks} tasks")
 
     def send_retained(self) -> None:
@@ -165,11 +161,10 @@ class Rejoining:
             self.retained_due = False
             stored = [record.object_id for record in self.tables.values() if type(record.value) is Stored]
             stored += self.recovery.found_for_others()
-            stored += [row[0] for row in self.tables.locates]  # The writer may use a value without a ref to it.
-            if self.tables.store_address is not None:
-                # Claims of values written after registration go first: they may lie in room that was reported as unused.
-                claims = (m.Sealed(tuple(self._claimed)),) if self._claimed else ()
-                self.tables.before_batches += [Send(self.tables.store_address, each) for each in (*claims, m.RetainOnly(tuple(stored)))]
+            stored += self.tables.store.being_located  # The writer may use a value without a ref to it.
+            # Claims of values written after registration go first: they may lie in room that was reported as unused.
+            claims = (m.Sealed(tuple(self._claimed)),) if self._claimed else ()
+            self.tables.store.send_ahead(*claims, m.RetainOnly(tuple(stored)))
             self._claimed = []
 
     def on_arena_found(self, now: float, source: Address, message: m.ArenaFound) -> None:
@@ -185,7 +180,7 @@ class Rejoining:
             self._deadline = now + self.tables.config.recovery_seconds
             for incarnation, pid in list(self._expected.items()):
                 if incarnation in self.tables.workers:
-                    self.tables.effects.append(KillProcess(pid, "it did not register again with its node's new daemon"))
+                    self.tables.emit(KillProcess(pid, "it did not register again with its node's new daemon"))
                 else:
                     del self._expected[incarnation]
             self._maybe_recovered(now)

@@ -66,7 +66,7 @@ class RetainedRows:
                 continue
             name, options, payload = unpack_row(value)
             function = FunctionRecord(identifier, name, payload, options)
-            function.queue = tables.queue_for(job, function.shape)
+            function.queue = tables.queues.of(job, function.shape)
             job.functions[identifier] = function
 
     def adopt_rows(self) -> dict[bytes, tuple[m.Row, LineageBlock]]:

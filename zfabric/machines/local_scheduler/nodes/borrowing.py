@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from zfabric.machines.local_scheduler.nodes.orphans import Orphans
 from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
 from zfabric.machines.local_scheduler.object_places import PENDING
+from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
 
@@ -18,9 +19,10 @@ from zfabric.protocol import messages as m
 class Borrowing:
     """Holds at other homes."""
 
-    def __init__(self, tables: Tables, unknown_nodes: UnknownNodes, orphans: Orphans, node: bytes) -> None:
+    def __init__(self, tables: Tables, references: References, unknown_nodes: UnknownNodes, orphans: Orphans, node: bytes) -> None:
         self.tables = tables
         self.ledger = tables.ledger
+        self.references = references
         self.unknown_nodes = unknown_nodes
         self.orphans = orphans
         self.node = node
@@ -43,14 +45,14 @@ class Borrowing:
                 if record.is_needed:
                     self.ledger.hold(record)
                 else:
-                    self.tables.spare.append(record)
+                    self.references.collect_later(record)
 
     def forget_unneeded(self, object_ids: Iterable[bytes]) -> None:
         """Drop unneeded records."""
         for object_id in object_ids:
             record = self.tables.find(object_id)
             if record is not None and record.home and record.holders is None and record.pins <= 0:
-                self.tables.spare.append(record)
+                self.references.collect_later(record)
 
     def end_of_turn(self) -> None:
         """Send the ledger's entries: new holds before anything that may end another node's hold."""
@@ -69,7 +71,7 @@ class Borrowing:
         for record in self.tables.values():
             record.drop_fetcher(node)
             if record.hold is not None and record.status == PENDING and record.hold.asked == node:
-                self.tables.to_fetch.append(record)
+                self.tables.transfers.wanted.append(record)
 
     def repeat(self, node: bytes) -> None:
         """Send a node's next daemon all entries."""

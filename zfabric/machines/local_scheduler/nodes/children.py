@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.records import DONE, TaskRecord
+from zfabric.machines.local_scheduler.submission import Submission
 from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, child_prefix, salt_of
 from zfabric.protocol.messages import UNFINISHED
@@ -22,8 +24,10 @@ CHILDREN_MIN = 10_000
 class Children:
     """Children of tasks of other homes' jobs, by parent."""
 
-    def __init__(self, tables: Tables, entrusting: Entrusting) -> None:
+    def __init__(self, tables: Tables, outcomes: Outcomes, submission: Submission, entrusting: Entrusting) -> None:
         self.tables = tables
+        self.outcomes = outcomes
+        self.submission = submission
         self.entrusting = entrusting
         self._of: dict[bytes, list[bytes]] = {}
         """Ids by their prefix, or by the parent's id if a thread submitted them."""
@@ -35,13 +39,11 @@ class Children:
 
     def end_of_turn(self) -> None:
         """Enter the tasks of other homes' jobs. Of those that ended, entrust the children first."""
-        for rows in self.tables.submitted_here:
+        for rows in self.submission.of_other_homes.take():
             self._enter(rows)
-        self.tables.submitted_here.clear()
-        for task in self.tables.finished:
+        for task in self.outcomes.ended_entrusted.take():
             self.parent_ended(task)
             self.tables.ledger.end(task.function.queue.job.home, UNFINISHED, task.id)
-        self.tables.finished.clear()
 
     def _enter(self, rows: m.Rows) -> None:
         for row in rows:

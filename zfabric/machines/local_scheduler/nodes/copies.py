@@ -6,6 +6,7 @@ the reader asks them: the node to which the home made the offer before, the node
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -40,6 +41,8 @@ class Copies:
         self._requested = False
         """Whether an agent was started; it restarts by itself."""
         self._nodes = m.NodeTable(0, ())
+        self.copied_bytes: Counter[bytes] = Counter()
+        """Bytes copied here, by source; empty if several were asked."""
 
     def __len__(self) -> int:
         return len(self._wanted)
@@ -77,10 +80,10 @@ class Copies:
 
     def discard(self, message: m.Pulled, agent: bytes) -> None:
         """Free the room of an unneeded copy."""
-        self.tables.sealed.append((message.object_id, message.offset, message.size, agent, True))
+        self.tables.store.seal(message.object_id, message.offset, message.size, agent, True)
         record = self.tables.find(message.object_id)
         if record is None or type(record.value) is not Stored:
-            self.tables.freed.append(message.object_id)
+            self.tables.store.free(message.object_id)
 
     def _tell(self, message: m.Message) -> None:
         if self._agent is not None and self._agent.incarnation in self.tables.processes:
@@ -91,7 +94,7 @@ class Copies:
         self._nodes = table
         if len(table.rows) > 1 and not self._requested:
             self._requested = True
-            self.tables.effects.append(StartAgent())
+            self.tables.emit(StartAgent())
         self._tell(table)
 
     def on_agent_ready(self, transition: AgentReady) -> None:
@@ -104,14 +107,14 @@ class Copies:
     def on_pulled(self, now: float, source: Address, message: m.Pulled) -> None:
         """Accept a finished copy."""
         if source[1:] not in self.tables.processes:
-            self.tables.counts["refused"] += 1
+            self.tables.count("refused")
             return
         copy = self._wanted.pop(message.object_id, None)
         if copy is None:
             self.discard(message, source[1:])
         else:
-            self.tables.counts["copied"] += 1
-            self.tables.copied_bytes[copy.sources[0] if len(copy.sources) == 1 else b""] += message.size
+            self.tables.count("copied")
+            self.copied_bytes[copy.sources[0] if len(copy.sources) == 1 else b""] += message.size
             copy.ended(now, message, source[1:])
 
     def on_pull_failed(self, now: float, source: Address, message: m.PullFailed) -> None:

@@ -152,14 +152,14 @@ class Delegations:
         columns = (tuple(functions.values()), tuple(rows), tuple(attempts), tuple(values.values()), homes)
         self.tables.send_to_node(node.token, m.Delegate(about, *columns, first))
         node.reclaimable |= not queue.strategy
-        self.tables.became_ready += 1  # A blocked task that waits for one of these may now be replaced.
-        self.tables.counts["delegated"] += len(batch)
+        self.outcomes.note_ready()  # A blocked task that waits for one of these may now be replaced.
+        self.tables.count("delegated", len(batch))
 
     def on_ended(self, now: float, source: Address, message: m.Ended) -> None:
         """Accept ends of attempts from another node."""
         node = self.tables.nodes.get(source[1:])
         if node is None:
-            self.tables.counts["refused"] += 1
+            self.tables.count("refused")
             return
         completed = m.Completed(*message.completed)
         if node.token in self.preferring:

@@ -74,16 +74,16 @@ class DetachedCreation:
         function = job.functions.get(row[FUNCTION_ID])
         if function is None:
             raise ValueError("its class was never exported")
-        if tables.is_head or _stays(function, row):
+        if tables.cluster.is_head or _stays(function, row):
             tables.send(source, m.Answer(token, False, ""))
             return
         named = _named_in(row)
         elsewhere = tables.homes_of(named)
         here = {each for each in named if tables.find(each) is not None} - {row[0] for row in elsewhere}
-        homes = (*elsewhere, *((each, tables.node) for each in sorted(here)))
+        homes = (*elsewhere, *((each, tables.cluster.node) for each in sorted(here)))
         exported = (function.id, function.name, function.payload, function.options)
-        about = (job.id, job.namespace, job.home or tables.node)
-        self._ask(row[TASK_ID], source, token, (about, exported, row, homes, tables.node))
+        about = (job.id, job.namespace, job.home or tables.cluster.node)
+        self._ask(row[TASK_ID], source, token, (about, exported, row, homes, tables.cluster.node))
 
     def _ask(self, actor_id: bytes, source: Address, token: int, arguments: m.Row) -> None:
         """Pass a request on to the home of the job, and from there to the head."""
@@ -92,7 +92,7 @@ class DetachedCreation:
             self._open.pop(actor_id, None)
             self.tables.send(source, m.Answer(token, None, "the job has ended"))
             return
-        to = job.home or self.tables.head
+        to = job.home or self.tables.cluster.head
         self._open[actor_id] = _Request(source, token, to, arguments)
         self.requests.ask_at(LOCAL_SCHEDULER + to, m.Query, ENTER, arguments, then=self._answered, about=actor_id)
 
@@ -102,7 +102,7 @@ class DetachedCreation:
         if request is None:
             return
         process = self.tables.processes.get(request.source[1:])
-        if not answer.error and request.arguments[-1] == self.tables.node:
+        if not answer.error and request.arguments[-1] == self.tables.cluster.node:
             self._hold(actor_id + FIRST_RETURN, process.incarnation if process is not None else b"")
         self.tables.send(request.source, m.Answer(request.token, answer.payload, answer.error))
 
@@ -110,23 +110,23 @@ class DetachedCreation:
         """Enter the handle: the head has registered this node."""
         record = self.tables.find(handle)
         if record is None:
-            record = self.tables.refer(handle, self.tables.head)
+            record = self.tables.refer(handle, self.tables.cluster.head)
         if record.hold is not None:
             record.hold.register()
             if process:
                 record.add_holder(process)
             else:
-                self.tables.spare.append(record)
+                self.references.collect_later(record)
 
     # -- at the home of the job, and at the head --
 
     def enter(self, source: Address, token: int, about: m.Row, function: m.Row, row: m.Row, homes: m.Rows, holder: bytes) -> None:
         """Handle another node's request, on the head or at the home of the job. Raises ValueError."""
         arguments = (about, function, row, homes, holder)
-        if source[1:] not in self.tables.nodes or holder not in (*self.tables.nodes, self.tables.node):
+        if source[1:] not in self.tables.nodes or holder not in (*self.tables.nodes, self.tables.cluster.node):
             raise ValueError("only another node asks for this, for a living one")
         check_fields(m.Delegate(about, (function,), (row,), (), (), homes, 0))
-        if self.tables.is_head:
+        if self.tables.cluster.is_head:
             self._enter(source, token, *arguments)
         else:
             self._ask(row[TASK_ID], source, token, arguments)

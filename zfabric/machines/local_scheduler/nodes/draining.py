@@ -76,7 +76,7 @@ class Draining:
         ``force`` drains a node with jobs, which end with it; ``at_once`` ends it with what is left.
         """
         tables = self.tables
-        if not tables.nodes or tables.head == tables.node:
+        if not tables.nodes or tables.cluster.head == tables.cluster.node:
             raise ValueError("the head of a cluster cannot be drained: the cluster ends with it (zfabric stop --cluster)")
         jobs = [job for job in tables.jobs.values() if not job.home and not job.ended and (job.driver or self._has_detached(job))]
         if jobs and not force and not tables.draining:
@@ -102,7 +102,7 @@ class Draining:
             return
         tables, patience = self.tables, self.tables.config.node_idle_seconds
         self.look_at = now + min(LOOK_SECONDS, patience / 4)
-        if not (tables.nodes and tables.head != tables.node and self._is_idle()):
+        if not (tables.nodes and tables.cluster.head != tables.cluster.node and self._is_idle()):
             self._busy_at = now
         elif now >= patience + self._idle_since() and not tables.requested_nodes.node_stays(now):
             self.look_at = None
@@ -164,7 +164,7 @@ class Draining:
     def _end(self) -> None:
         if not self._ended:
             self._ended = True
-            self.tables.effects.append(EndNode(DRAINED))
+            self.tables.emit(EndNode(DRAINED))
 
     def _actors(self) -> list[ActorRecord | GuestRecord]:
         return [*(each for each in self.tables.actors.values() if each.state != DEAD), *self.guests.staying()]
@@ -204,7 +204,7 @@ class Draining:
             record = self.tables.find(object_id)
             if record is not None:
                 self.wanted[object_id] = source[1:]
-                self.tables.want(record)
+                self.tables.transfers.want(record)
             else:
                 self.tables.send_to_node(source[1:], m.ValuesCopied((object_id,)))
 

@@ -76,7 +76,7 @@ class Entrusting:
             unfinished = tuple(task.id for task in batch if task.facts().unfinished)
             number = self.rows.number_for(job.home)
             self.tables.send_to_node(job.home, m.Entrust(number, job.id, tuple(functions), rows, homes, unfinished))
-        self.tables.counts["entrusted"] += len(tasks)
+        self.tables.count("entrusted", len(tasks))
 
     def reported(self, home: bytes, task_ids: m.Ids) -> None:
         """Accept a home's report of its rows, once the needed ones are known. End the others."""

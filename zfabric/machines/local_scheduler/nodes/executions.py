@@ -60,7 +60,7 @@ class Executions:
         """Accept rows from a home."""
         home = self.tables.nodes.get(source[1:])
         if home is None:
-            self.tables.counts["refused"] += 1
+            self.tables.count("refused")
             return
         job = self.job_of(message.job, now)
         if job is None:
@@ -69,36 +69,40 @@ class Executions:
         for identifier, name, payload, options in message.functions:
             if identifier not in job.delegated:
                 function = job.delegated[identifier] = FunctionRecord(identifier, name, payload, options, delegated=True)
-                function.queue = self.tables.queue_for(job, function.shape)
+                function.queue = self.tables.queues.of(job, function.shape)
         self._receive_values(message.values, message.homes, home.token)
         attempts: dict[int, int] = dict(message.attempts)
+        tasks, any_ready = self.tables.tasks, False
         for index, row in enumerate(message.rows):
             attempt = attempts.get(index, message.attempt)
-            delegated, known = job.delegated.get(row[1]), self.tables.tasks.get(row[0])
+            delegated, known = job.delegated.get(row[1]), tasks.get(row[0])
             if delegated is None or known is not None:
                 self._refuse(RefusedRow(row[0], attempt, home.token), known)
                 continue
             if delegated.actor is not None and self._has_too_many_actors():
-                text = f"node {self.tables.node.hex()} has {self.tables.config.actors_max} actors, its limit (the setting actors_max)"
+                limit = f"{self.tables.config.actors_max} actors, its limit (the setting actors_max)"
+                text = f"node {self.tables.cluster.node.hex()} has {limit}"
                 failure = pack_failure("ActorLimitExceededError", text)
-                self.tables.delegated_ends.append((RefusedRow(row[0], attempt, home.token), FAILED, (failure,), None, ()))
+                self.outcomes.delegated_ends.append((RefusedRow(row[0], attempt, home.token), FAILED, (failure,), None, ()))
                 continue
             task = TaskRecord(row, delegated, home.token, attempt)
             delegated.received += 1
             task.drop_holder(home.token)
             task.outputs = ()  # The values are the home's; records of them here are borrowed.
-            self.tables.tasks[row[0]] = task
+            tasks[row[0]] = task
             if len(row) == 4 and not row[3] and delegated.actor is None and delegated.run_timeout is None:
                 delegated.queue.tasks.append(task)
-                self.tables.became_ready += 1
+                any_ready = True
                 continue
             self.borrowing.refer(task.contains(), message.homes, home.token)
             self._set_demand(task)
             self.references.pin(row[3])
             self.references.pin(task.contains())
             self._await_values(task)
+        if any_ready:
+            self.outcomes.note_ready()
         self.borrowing.forget_unneeded([each for identifier, _, contained in message.values for each in (identifier, *contained)])
-        self.tables.counts["received_delegated"] += len(message.rows)
+        self.tables.count("received_delegated", len(message.rows))
 
     def adopt(self, row: m.Row, attempt: int, job: JobRecord) -> TaskRecord | None:
         """Make the record of a task that a worker reports after a restart. None if its home is dead or its function unknown."""
@@ -108,10 +112,11 @@ class Executions:
             exported = job.functions[row[1]]
             known = (exported.id, exported.name, exported.payload, exported.options)
             function = job.delegated[row[1]] = FunctionRecord(*known, delegated=True)
-            function.queue = self.tables.queue_for(job, function.shape)
+            function.queue = self.tables.queues.of(job, function.shape)
         if home is None or function is None:
             return None
-        task = self.tables.tasks[row[0]] = TaskRecord(row, function, home.token, attempt)
+        task = TaskRecord(row, function, home.token, attempt)
+        self.tables.enter_task(task)
         function.received += 1
         task.drop_holder(home.token)
         task.outputs = ()
@@ -127,7 +132,7 @@ class Executions:
         for message in home.ends:
             if isinstance(message, m.Ended):
                 found += [(task_id, attempt) for task_id, attempt, _, _ in m.Completed(*message.completed).rows]
-        found += [(task.id, task.attempt) for task, *_ in self.tables.delegated_ends if task.submitter == home.token]
+        found += [(task.id, task.attempt) for task, *_ in self.outcomes.delegated_ends if task.submitter == home.token]
         found += [(guest.id, guest.task.attempt) for guest in self.tables.guests.values() if guest.home == home.token]
         here = [task for task in self.tables.tasks.values() if task.function.delegated and task.submitter == home.token]
         return (*found, *((task.id, task.attempt) for task in here))
@@ -142,7 +147,7 @@ class Executions:
                 self.tables.ledger.holds.send(home.token, m.CopyLost(identifier, "it was released before its home's daemon was restarted"))
         for guest in self.tables.guests.values():
             if guest.home == home.token:
-                self.tables.delegated_ends.append((guest.task, OK, (b"actor",), None, ()))
+                self.outcomes.delegated_ends.append((guest.task, OK, (b"actor",), None, ()))
 
     def life_ended(self, home: NodeRecord, actor_id: bytes, attempt: int) -> None:
         """Drop the unacknowledged end that made a dead actor: the home's next daemon would believe that it lives."""
@@ -159,7 +164,7 @@ class Executions:
         if identifier in self.jobs.ended_elsewhere or (job is None and home == self.borrowing.node) or (job is not None and job.ended):
             return None
         if job is None:
-            job = self.tables.jobs[identifier] = JobRecord(identifier, unpack_counter(identifier)[0], namespace, now)
+            job = self.jobs.enter(JobRecord(identifier, unpack_counter(identifier)[0], namespace, now))
             job.home = home
             self.jobs.elsewhere(job)
         return job
@@ -176,8 +181,8 @@ class Executions:
             return
         why = "its function was not sent with it" if known is None else "a task with its id is there already"
         failure = pack_failure("FabricError", f"the node that was given task {short(row.id)} refused it: {why}")
-        self.tables.counts["refused"] += 1
-        self.tables.delegated_ends.append((row, FAILED, (failure,), None, ()))
+        self.tables.count("refused")
+        self.outcomes.delegated_ends.append((row, FAILED, (failure,), None, ()))
 
     def _receive_values(self, values: m.Rows, homes: m.Rows, sender: bytes) -> None:
         """Enter dependencies; the sender retains them as long as the rows."""
@@ -200,7 +205,7 @@ class Executions:
             if record is not None and (record.status == PENDING or isinstance(record.value, Elsewhere)):
                 missing += 1
                 record.add_dependent(task)
-                self.tables.want(record)
+                self.tables.transfers.want(record)
         if missing:
             task.wait(missing)
         else:
@@ -218,7 +223,7 @@ class Executions:
                 *shape[2:5],
                 in_bundle(strategy),
             )
-            task.facts().demand_queue = self.tables.queue_for(task.function.queue.job, own)
+            task.facts().demand_queue = self.tables.queues.of(task.function.queue.job, own)
 
     def on_stop_delegated(self, now: float, source: Address, message: m.StopDelegated) -> None:
         """Stop an attempt and, if ``recursive``, its children. May come again."""
@@ -236,9 +241,9 @@ class Executions:
 
     def end_of_turn(self) -> None:
         """Report the ends of this turn."""
-        ended, self.tables.delegated_ends = self.tables.delegated_ends, []
+        ended = self.outcomes.delegated_ends.take()
         if self.references.paused:  # A stream's values are sent before its end, once the homes of their refs are known.
-            self.tables.delegated_ends = [each for each in ended if _is_stream(each[0])]
+            self.outcomes.delegated_ends += [each for each in ended if _is_stream(each[0])]
             ended = [each for each in ended if not _is_stream(each[0])]
         by_home: defaultdict[bytes, _Report] = defaultdict(_Report)
         for task, status, outputs, extra, contained in ended:
@@ -309,7 +314,7 @@ class Executions:
         for _, pins, calls in retained:
             self.references.unpin(pins)
             if calls:
-                self.tables.transitions.append(CallsEndReceived(calls))
+                self.tables.report(CallsEndReceived(calls))
         return [each[0] for each in retained]
 
 

@@ -123,7 +123,7 @@ class Failover:
         """Enter rows of a job of this node."""
         home, job = source[1:], self.tables.jobs.get(message.job)
         if home not in self.tables.nodes:
-            self.tables.counts["refused"] += 1
+            self.tables.count("refused")
             return
         if job is not None and not job.ended:
             self.submission.export(job, message.functions)
@@ -133,7 +133,7 @@ class Failover:
             for row in message.rows:
                 task = self.tables.tasks.get(row[0])
                 if task is not None and not task.function.delegated:  # At home here, so that no other node can be its home.
-                    self.tables.counts["refused"] += 1
+                    self.tables.count("refused")
                     continue
                 named = tuple(homes[each] for each in _named_in(row) if each in homes)
                 rows[row[0]] = EntrustedRow(row, named, False, self._store(row, home, named, rows.get(row[0])))
@@ -198,7 +198,7 @@ class Failover:
         takeover.survivors = set(survivors) - {dead}
         for task in self.tables.tasks.values():
             if task.function.delegated and task.submitter == dead and self.tables.job_home(task.id) == b"":
-                task.submitter = self.tables.node  # The attempt goes on, as one of this node.
+                task.submitter = self.tables.cluster.node  # The attempt goes on, as one of this node.
                 takeover.own.append(task)
         for other in self._takeovers.values():
             self._forget_reports(other, dead)
@@ -217,7 +217,7 @@ class Failover:
         """Enter a report. It may arrive before the death is known here."""
         node = source[1:]
         if node not in self.tables.nodes:
-            self.tables.counts["refused"] += 1
+            self.tables.count("refused")
             return
         over = self.tables.dead.get(message.node, message.node not in self.tables.nodes)
         takeover = _Takeover() if over else self._takeovers.setdefault(message.node, _Takeover())
@@ -329,7 +329,7 @@ class Failover:
         rows = self.tables.entrusted.pop(dead, {})
         orphans = [each for each in self.tables.objects.values() if each.home == dead and self.tables.job_home(each.id) == b""]
         for orphan in orphans:
-            orphan.drop_holder(self.tables.node)
+            orphan.drop_holder(self.tables.cluster.node)
         wanted = [each.id[:TASK_BYTES] for each in orphans if each.is_needed or each.named or each.fetchers or each.dependents]
         unfinished = [task_id for task_id, entrusted in rows.items() if entrusted.unfinished]
         tasks = self._restore_tasks(dead, rows, wanted + unfinished, now)
@@ -370,12 +370,12 @@ class Failover:
         for job in {task.function.queue.job for task in tasks.values()}:
             if job.driver is not None:
                 self.departures.pass_on(dead, job.driver)
-        self.tables.spare.extend(records)
-        self.tables.spare.extend(task for task in tasks.values() if task.outputs == ())
+        for record in (*records, *(task for task in tasks.values() if task.outputs == ())):
+            self.references.collect_later(record)
         if tasks:
             again = sum(task.state != DONE for task in tasks.values())
             self.tables.write_log("info", f"took over {len(tasks)} tasks of the dead node {dead.hex()}; {again} of them have no outcome")
-            self.tables.counts["taken_over"] += len(tasks)
+            self.tables.count("taken_over", len(tasks))
 
     def _retain_foreign_rows(self, tasks: Iterable[TaskRecord]) -> None:
         for record in (self.tables.find(each) for task in tasks for each in named_by(task)):
@@ -403,7 +403,8 @@ class Failover:
         if task is None or not runs:
             if task is not None:
                 self._drop_attempt(task)
-            task = tables.tasks[row[0]] = TaskRecord(row, function, dead, tables.first_attempt)
+            task = TaskRecord(row, function, dead, tables.first_attempt)
+            tables.enter_task(task)
             task.drop_holder(dead)
             function.received += 1
             task.finish()
@@ -418,11 +419,11 @@ class Failover:
         for value in task.values():
             if not runs:
                 value.lose(tables.inline)
-            orphan = tables.objects.pop(value.object_id, None)
+            orphan = tables.drop_object(value.object_id)
             if orphan is not None:
                 self._join(value, orphan)
             if isinstance(value, ObjectRecord):
-                tables.objects[value.object_id] = value
+                tables.enter_object(value)
         self.admission.set_terms(task, now)
         task.block = entrusted.block
         return task
@@ -435,10 +436,10 @@ class Failover:
     def _refer(self, task: TaskRecord, homes: m.Rows) -> list[AnyObject]:
         """Make records for the objects that a row names. Return those of the dead node that no row makes."""
         elsewhere = {row[0] for row in homes}
-        self.borrowing.refer(elsewhere, homes, self.tables.node)
+        self.borrowing.refer(elsewhere, homes, self.tables.cluster.node)
         unknown = [each for each in named_by(task) if each not in elsewhere and self.tables.find(each) is None]
         for identifier in unknown:
-            record = self.tables.objects[identifier] = ObjectRecord(identifier, None, None, _durability(identifier))
+            record = self.tables.new_object(identifier, durable=_durability(identifier))
             record.lose(self.tables.inline)
         return [self.tables.objects[each] for each in unknown]
 
@@ -448,7 +449,7 @@ class Failover:
         if orphan.status == PENDING:
             orphan.lose(self.tables.inline)
         self.tables.protect(orphan)
-        self.tables.unwanted.append(orphan.id)  # A rebuilt value may differ from the copy that is under way.
+        self.tables.transfers.unwanted.append(orphan.id)  # A rebuilt value may differ from the copy that is under way.
 
     def _join(self, value: AnyObject, orphan: ObjectRecord) -> None:
         """Move an object's state into the record of a restored value."""
@@ -456,8 +457,8 @@ class Failover:
             if value.status != OK:
                 self.tables.note_failure(value)
             self.tables.protect(value)
-        self.tables.unwanted.append(value.object_id)  # A rebuilt value may differ from the copy that is under way.
-        self.tables.for_nodes = [(node, value if each is orphan else each) for node, each in self.tables.for_nodes]
+        self.tables.transfers.unwanted.append(value.object_id)  # A rebuilt value may differ from the copy that is under way.
+        self.tables.transfers.replace(orphan, value)
 
     def _adopt_values(self, takeover: _Takeover, records: list[AnyObject]) -> None:
         lost = {each.object_id: each for each in records if each.is_lost}
@@ -474,7 +475,7 @@ class Failover:
                 else:
                     self.outcomes.set_failure(record, copy.status, copy.value)  # type: ignore[arg-type]
                 self.borrowing.settle(copy.contained)
-                self.tables.counts["adopted"] += 1
+                self.tables.count("adopted")
 
     def _adopt_attempts(self, takeover: _Takeover, needed: set[TaskRecord]) -> None:
         """Adopt needed attempts on other nodes. Stop the others, unless they have ended."""
@@ -496,7 +497,7 @@ class Failover:
         task.ready()
         task.assign(node)
         node.inflight[task.id] = task
-        self.tables.counts["adopted"] += 1
+        self.tables.count("adopted")
 
     def _must_not_run_twice(self, task: TaskRecord) -> bool:
         """Fail a task that may run only once and may have run on the dead node. Return whether it is one."""

@@ -15,6 +15,7 @@ from zfabric.machines.local_scheduler.nodes.orphans import Orphans
 from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
 from zfabric.machines.local_scheduler.records import WAITING, AnyObject
+from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
@@ -32,6 +33,7 @@ class Fetching:
     def __init__(
         self,
         tables: Tables,
+        references: References,
         outcomes: Outcomes,
         rebuilding: Rebuilding,
         unknown_nodes: UnknownNodes,
@@ -41,6 +43,7 @@ class Fetching:
         copies: Copies,
     ) -> None:
         self.tables = tables
+        self.references = references
         self.outcomes = outcomes
         self.rebuilding = rebuilding
         self.unknown_nodes = unknown_nodes
@@ -51,14 +54,13 @@ class Fetching:
 
     def end_of_turn(self) -> None:
         """Request values, answer requests, and end unneeded copies."""
-        for object_id in self.tables.unwanted:
+        for object_id in self.tables.transfers.unwanted.take():
             self.copies.stop(object_id)
-        self.tables.unwanted.clear()
         for node, object_ids in self._take_fetches().items():
             for batch in batches(object_ids):
                 self.unknown_nodes.send(node, m.FetchValues(batch))
-        while self.tables.for_nodes:  # A value that proves to be lost is an answer, too.
-            self._answer()
+        while wanted := self.tables.transfers.for_nodes.take():  # A value that proves to be lost is an answer, too.
+            self._answer(wanted)
 
     def on_node_found_dead(self, transition: NodeFoundDead) -> None:
         """Handle the death of a node unknown here."""
@@ -74,12 +76,12 @@ class Fetching:
             elif record.hold is not None and record.hold.asked == node:
                 self._ask_next_home(record)
             if record.home and record.holders is None and record.pins <= 0:
-                self.tables.spare.append(record)
+                self.references.collect_later(record)
 
     def _ask_next_home(self, record: AnyObject) -> None:
         """Request a dead home's value from the heir. If that is this node, the value waits for the succession."""
         if record.status == PENDING and self.orphans.rehome(record):
-            self.tables.want(record)
+            self.tables.transfers.want(record)
 
     # -- at home --
 
@@ -98,11 +100,10 @@ class Fetching:
             if record.status == PENDING:
                 record.add_fetchers(node)
             else:
-                self.tables.for_nodes.append((node, record))
+                self.tables.transfers.for_nodes.append((node, record))
 
-    def _answer(self) -> None:
+    def _answer(self, wanted: list[tuple[bytes, AnyObject]]) -> None:
         """Answer requests. Small values in the arena are read first."""
-        wanted, self.tables.for_nodes = self.tables.for_nodes, []
         for node, record in wanted:
             if node not in self.tables.nodes:
                 continue
@@ -119,10 +120,7 @@ class Fetching:
             elif isinstance(value, Elsewhere) or (type(value) is Stored and value.size > self.tables.config.inline_bytes):
                 self._send_value(node, record, self.copies.offer(record, node))
             elif isinstance(value, Stored):
-                askers = self.tables.locating.setdefault(record.object_id, [])
-                if not any(asker in self.tables.nodes for asker in askers):
-                    self.tables.locates.append((record.object_id, self.tables.address[1:]))
-                askers.append(node)
+                self.tables.store.read_for(record.object_id, node, self.tables.nodes, self.tables.address[1:])
             else:
                 self._send_value(node, record, value or b"")
 
@@ -133,17 +131,9 @@ class Fetching:
 
     def on_value_read(self, now: float, source: Address, message: m.ValueRead) -> None:
         """Send a value read from the arena, and unpin it."""
-        if self.tables.store_address is not None:
-            self.tables.send(self.tables.store_address, m.Unpin((message.object_id,)))
-        askers = self.tables.locating.get(message.object_id, [])
-        nodes = [asker for asker in askers if asker in self.tables.nodes]
-        left = [asker for asker in askers if asker not in self.tables.nodes]
-        if left:
-            self.tables.locating[message.object_id] = left
-        else:
-            self.tables.locating.pop(message.object_id, None)
+        self.tables.send_to_store(m.Unpin((message.object_id,)))
         record = self.tables.find(message.object_id)
-        for node in nodes:
+        for node in self.tables.store.was_read(message.object_id, self.tables.nodes):
             if record is not None and not message.error:
                 self._send_value(node, record, message.value)
             else:
@@ -162,8 +152,7 @@ class Fetching:
     def _take_fetches(self) -> dict[bytes, list[bytes]]:
         """Begin copies of own values that lie elsewhere. Return requests for others, by home."""
         by_home: defaultdict[bytes, list[bytes]] = defaultdict(list)
-        while self.tables.to_fetch:
-            wanted, self.tables.to_fetch = self.tables.to_fetch, []
+        while wanted := self.tables.transfers.wanted.take():
             for record in wanted:
                 if isinstance(record.value, Elsewhere):
                     self.copies.pull(record.object_id, *self.copies.places(record.value), ended=self._copied)
@@ -208,7 +197,7 @@ class Fetching:
     def _arrived(self, record: AnyObject) -> None:
         self.outcomes.announce(record)
         if record.holders is None and record.pins <= 0:
-            self.tables.spare.append(record)
+            self.references.collect_later(record)
 
     def _copied(self, now: float, message: m.Pulled | m.PullFailed, writer: bytes) -> None:
         record = self.tables.find(message.object_id)
@@ -243,10 +232,10 @@ class Fetching:
                 record, pack_failure(kind, f"object {short(record.object_id)} cannot be copied to {self._own_name()}: {message.text}")
             )
         elif record.fetchers or record.dependents:
-            self.tables.want(record)
+            self.tables.transfers.want(record)
 
     def _own_name(self) -> str:
-        row = self.tables.node_table.get(self.tables.node)
+        row = self.tables.cluster.rows.get(self.tables.cluster.node)
         return f"node {row[2]}" if row is not None else "this node"
 
     def _refuse(self, record: AnyObject, failure: bytes) -> None:

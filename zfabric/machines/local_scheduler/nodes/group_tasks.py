@@ -46,7 +46,7 @@ class GroupTasks:
             removed = [group for group, each in known.items() if each.state == REMOVED]
             for group in removed[: len(removed) - REMOVED_MAX]:
                 del known[group]
-        self.tables.group_changed(message.group)
+        self.tables.queues.group_changed(message.group)
 
     def repeat(self, node: bytes) -> None:
         """Watch a home's groups again."""
@@ -98,7 +98,7 @@ class GroupTasks:
 
     def _takes(self, place: bytes) -> bool:
         node = self.tables.nodes.get(place)
-        return place == self.tables.node or (node is not None and not node.draining)
+        return place == self.tables.cluster.node or (node is not None and not node.draining)
 
     def _give(self, queue: ShapeQueue, known: KnownGroup, indexes: list[int], now: float) -> None:
         """Deal tasks out in rotation, in proportion to what each bundle can run at once.
@@ -119,7 +119,7 @@ class GroupTasks:
             node = self.tables.nodes.get(place)
             if node is not None and count:
                 self.delegations.give(queue, node, count, now)
-        if self.tables.node in counts:
+        if self.tables.cluster.node in counts:
             self._stay(queue)
             return
         for task in [task for task in queue if task.state == READY]:
@@ -127,8 +127,8 @@ class GroupTasks:
             self.outcomes.fail(task, "TaskUnschedulableError", text, ())
 
     def _stay(self, queue: ShapeQueue) -> None:
-        queue.move_to(self.tables.queue_like(queue, in_bundle(queue.strategy)))
-        self.tables.became_ready += 1
+        queue.move_to(self.tables.queues.like(queue, in_bundle(queue.strategy)))
+        self.outcomes.note_ready()
 
     def _fail(self, queue: ShapeQueue, kind: str, text: str) -> None:
         for task in [task for task in queue if task.state == READY]:

@@ -80,7 +80,7 @@ class Guests:
     def _kill(self, worker: WorkerRecord, reason: str) -> None:
         if worker.pid:
             worker.kill_reason = worker.kill_reason or reason
-            self.tables.effects.append(KillProcess(worker.pid, reason))
+            self.tables.emit(KillProcess(worker.pid, reason))
 
     # -- this node is drained --
 
@@ -110,7 +110,7 @@ class Guests:
         if self._watched.get(term.group) != home.daemon:
             self._watched[term.group] = home.daemon
             self.tables.send_to_node(term.home, m.WatchGroup(term.group))
-        return known is not None and known.state == CREATED and self.tables.node not in known.places
+        return known is not None and known.state == CREATED and self.tables.cluster.node not in known.places
 
     def on_actor_drained(self, now: float, source: Address, message: m.ActorDrained) -> None:
         """Record that it ends because of the drain."""
@@ -143,12 +143,12 @@ class Guests:
         facts = (worker.pid, died.signal, died.exit_code, died.peak)
         calls = next((count for each, count in died.ended if each == actor_id), -1)
         message = m.LifeEnded(actor_id, guest.task.attempt, executing, cause, stderr, facts, guest.ending, calls)
-        self.tables.behind_ends.append((guest.home, message))
+        self.actors.behind_ends.append((guest.home, message))
         home = self.tables.nodes.get(guest.home)
         if home is not None:
             self.executions.life_ended(home, actor_id, guest.task.attempt)
         self.logs.ended(actor_id)
-        self.tables.transitions.append(ActorLifeEnded(actor_id))
+        self.tables.report(ActorLifeEnded(actor_id))
 
     # -- ends --
 

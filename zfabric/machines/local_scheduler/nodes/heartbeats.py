@@ -39,7 +39,7 @@ class Heartbeats:
 
     def end_of_turn(self, now: float) -> None:
         """Send news, if the last heartbeat is old or the receiver new."""
-        placers = self.tables.placers
+        placers = self.tables.cluster.placers
         if now < self._next_at and (placers is self._placers or self._sent.keys() == set(placers)):
             self._pending = bool(self.tables.nodes)
             if self._pending:
@@ -79,10 +79,10 @@ class Heartbeats:
                 queued += count
                 seconds += count * (usual if mean is None else mean)
         if self.tables.draining:
-            return m.Heartbeat(self.tables.node, (), (), queued, usual)
+            return m.Heartbeat(self.tables.cluster.node, (), (), queued, usual)
         total = tuple(sorted(self.tables.pool.total.items()))
         mean = seconds / queued if queued else usual
-        return m.Heartbeat(self.tables.node, total, self.tables.pool.available(), queued, mean, self._lasting())
+        return m.Heartbeat(self.tables.cluster.node, total, self.tables.pool.available(), queued, mean, self._lasting())
 
     def _lasting(self) -> Demand:
         """What actors and bundles hold or wait for, within a message's limit."""

@@ -45,7 +45,7 @@ class KeyRequests:
             job = process.job if process is not None else None
             if process is None or job is None or job.ended:
                 raise ValueError("only the program, tasks and actors of a job that runs change keys")
-            arguments = ((job.id, job.home or self.tables.node, process.incarnation, number, oldest), *rest)
+            arguments = ((job.id, job.home or self.tables.cluster.node, process.incarnation, number, oldest), *rest)
         check_message(message(0, *arguments))
         self.requests.ask_head(message, *arguments, then=self._answered, about=(source, token))
 
@@ -60,7 +60,7 @@ class KeyRequests:
 
     def end_orphaned(self) -> None:
         """On the head, end keys of jobs without a living home."""
-        if self.tables.is_head:
+        if self.tables.cluster.is_head:
             self._scan(b"h")
 
     def _scan(self, after: bytes) -> None:
@@ -74,14 +74,14 @@ class KeyRequests:
             if (job is not None and not job.ended) or _is_home(job, home, tables):
                 continue
             # Late requests of other nodes for the job are then refused.
-            tables.send(tables.control_address, m.Write(0, (tombstone(job_id, unpack_counter(job_id)[0]),), ()))
+            tables.send(tables.cluster.control_address, m.Write(0, (tombstone(job_id, unpack_counter(job_id)[0]),), ()))
             self.requests.ask(m.EndKeys, job_id, then=_ended)
         if answer.more:
             self._scan(answer.rows[-1][0])
 
 
 def _is_home(job: JobRecord | None, home: bytes, tables: Tables) -> bool:
-    return job is not None if home == tables.node else home in tables.node_table
+    return job is not None if home == tables.cluster.node else home in tables.cluster.rows
 
 
 def _ended(now: float, about: None, answer: m.Written) -> None:

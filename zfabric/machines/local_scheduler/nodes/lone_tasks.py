@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.children import Children
 from zfabric.machines.local_scheduler.nodes.failover import Failover
+from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import (
     IDLE,
     PROBE,
@@ -25,6 +26,8 @@ from zfabric.machines.local_scheduler.records import (
 )
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, WORKER, Address
@@ -50,6 +53,9 @@ class LoneTasks:
     def __init__(
         self,
         tables: Tables,
+        outcomes: Outcomes,
+        stopping: Stopping,
+        streams: Streams,
         jobs: Jobs,
         dispatcher: Dispatcher,
         children: Children,
@@ -57,6 +63,9 @@ class LoneTasks:
         node: bytes,
     ) -> None:
         self.tables = tables
+        self.outcomes = outcomes
+        self.stopping = stopping
+        self.streams = streams
         self.jobs = jobs
         self.dispatcher = dispatcher
         self.children = children
@@ -69,11 +78,11 @@ class LoneTasks:
         """For one submitted task whose node has none of this home's: the message to that node."""
         tables = self.tables
         process = tables.processes.get(source[1:])
-        if process is None or not process.ready or len(message.rows) != 1 or self._is_unsettled() or tables.orphans or tables.condemned:
+        if process is None or not process.ready or len(message.rows) != 1 or self._is_unsettled() or tables.orphans:
             return None
         (row,) = message.rows
         job = process.job
-        if job is None or job.ended or row[3] or row[0] in tables.tasks:
+        if job is None or job.ended or self.stopping.condemned or row[3] or row[0] in tables.tasks:
             return None
         function = job.functions.get(row[1])
         queue = _queue_of(row, function) if function is not None and function.plain else None
@@ -93,7 +102,7 @@ class LoneTasks:
         _agree((task.row[:4], task.attempt, queue.only), (sent.rows[0], sent.attempt, node.token))
         task.assign(node)
         node.inflight[task.id] = task
-        self.tables.counts["delegated"] += 1
+        self.tables.count("delegated")
 
     # -- where it runs --
 
@@ -137,16 +146,16 @@ class LoneTasks:
         if not function.delegated or task.rare is not None or function.actor is not None or function.stream is not None:
             return None
         home = tables.nodes.get(task.submitter)
-        if home is None or function.queue or self._is_unsettled() or home.progress == PROBE or tables.delegated_ends:
+        if home is None or function.queue or self._is_unsettled() or home.progress == PROBE or self.outcomes.delegated_ends:
             return None
-        if self.children or not tables.ledger.is_clear or tables.relayed_yields:
+        if self.children or not tables.ledger.is_clear or self.streams.relayed:
             return None
         completed = m.Completed(message.attempts, message.statuses, message.outputs, message.task_ids, (), (), b"")
         ended = m.Ended(home.ends.next, tuple(completed), ())
         return Ahead(Send(LOCAL_SCHEDULER + home.token, ended), partial(self._reported, home))
 
     def _reported(self, home: NodeRecord, sent: m.Ended, now: float) -> None:
-        task, status, outputs, extra, contained = self.tables.delegated_ends.pop()
+        task, status, outputs, extra, contained = self.outcomes.delegated_ends.pop()
         _agree(m.Completed.of(((task.id, task.attempt, status, outputs),)), m.Completed(*sent.completed))
         _agree((task.submitter, extra, contained, home.ends.next), (home.token, None, (), sent.number))
         home.ends.retain(sent)
@@ -179,9 +188,7 @@ class LoneTasks:
         return Ahead(Send(CLIENT + process.incarnation, results), partial(self._answered, process))
 
     def _answered(self, process: ProcessRecord, sent: m.Results, now: float) -> None:
-        _agree((process.results.pop(),), sent.rows)
-        if not process.results:
-            del self.tables.touched[process]
+        _agree((self.outcomes.take_last_result(process),), sent.rows)
 
     def _is_unsettled(self) -> bool:
         return self.tables.recovering or self.tables.unsettled is not None

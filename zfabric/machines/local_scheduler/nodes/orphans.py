@@ -14,6 +14,7 @@ from zfabric.machines.local_scheduler.object_places import PENDING, ObjectPlace,
 from zfabric.machines.local_scheduler.records import AnyObject, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, unpack_failure
 from zfabric.protocol.ids import is_put, short
@@ -26,9 +27,10 @@ OF_READERS = frozenset({"ObjectLostError", "ObjectFreedError", "LineageEvictedEr
 class Orphans:
     """Moves objects and attempts of dead nodes."""
 
-    def __init__(self, tables: Tables, outcomes: Outcomes) -> None:
+    def __init__(self, tables: Tables, outcomes: Outcomes, rebuilding: Rebuilding) -> None:
         self.tables = tables
         self.outcomes = outcomes
+        self.rebuilding = rebuilding
 
     def report(self, dead: bytes) -> None:
         """Report what this node has. Where it is the home of the job, records stay until it takes over."""
@@ -39,7 +41,7 @@ class Orphans:
                 if home == b"":
                     if dead in record.all_holders:
                         record.drop_holder(dead)
-                        record.add_holder(self.tables.node)
+                        record.add_holder(self.tables.cluster.node)
                 elif home in self.tables.nodes:
                     self._move(record, home)
                     if self.tables.ledger.enter_again(record) or record.is_here:
@@ -66,7 +68,7 @@ class Orphans:
                 self.outcomes.references.move_to_arena(record)
         if is_asked:
             record.expect(self.tables.inline)
-            self.tables.want(record)
+            self.tables.transfers.want(record)
 
     def _move_attempt(self, task: TaskRecord, attempts: defaultdict[bytes, list[m.Row]]) -> None:
         home = self.tables.job_home(task.id)
@@ -99,7 +101,7 @@ class Orphans:
     def fail(self, record: AnyObject) -> None:
         """Fail a value that nothing can make. If it was put, the head may have it."""
         if record.status == PENDING and is_put(record.object_id):
-            self.tables.durable_wanted.append((record.object_id, "the node where it was made is dead"))
+            self.rebuilding.durable_wanted.append((record.object_id, "the node where it was made is dead"))
         elif record.status == PENDING:
             why = "the node where it was made is dead, and no other node had the task that makes it"
             text = f"object {short(record.object_id)} is lost: {why}"

@@ -63,7 +63,7 @@ class PeerEntries:
             self.streams.claim(object_ids)
         here = tuple(each for each in object_ids if self._is_home_of(each, is_search))
         self.references.hold(here, node)
-        self.tables.counts["holds_of_unknown"] += len(object_ids) - len(here)
+        self.tables.count("holds_of_unknown", len(object_ids) - len(here))
         self.entrusting.entrust(object_ids)
         return here if is_search else ()
 
@@ -81,8 +81,8 @@ class PeerEntries:
             may_be_over = not record.home or (record.home == NO_HOME and record.status == PENDING)
             if may_be_over and (HOLD, record.object_id) not in node.repeated and node.token in record.all_holders:
                 record.drop_holder(node.token)
-                self.tables.spare.append(record)
-        rows = self.tables.retained_rows.get(node.token, ())
+                self.references.collect_later(record)
+        rows = self.references.rows_retained_for(node.token)
         self.references.release_rows_for(node.token, [each for each in rows if (ROW, each) not in node.repeated])
         node.repeated.clear()
 

@@ -211,10 +211,10 @@ class PeerRecovery:
                 task.ready()
                 task.assign(node)
                 node.inflight[task_id] = task
-                self.tables.counts["adopted"] += 1
+                self.tables.count("adopted")
             elif task is not None and task.function.actor is not None and task.state == DONE and task_id not in self.tables.actors:
                 self.recovery.actors.return_to(node, task, attempt)
-                self.tables.counts["adopted"] += 1
+                self.tables.count("adopted")
         for node in self.tables.nodes.values():
             self.stop_unwanted(node)
 
@@ -304,7 +304,7 @@ class PeerRecovery:
             elif record is None and (home := self._dead_home_of(object_id)):
                 self.tables.refer(object_id, home).add_holder(node)
             elif record is None:
-                record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
+                record = self.tables.new_object(object_id)
                 self._lose(record)
 
     def _enter_here(self, record: ObjectRecord, node: bytes = b"") -> None:
@@ -313,20 +313,20 @@ class PeerRecovery:
         If ``node`` has yet to repeat its retained values and ended attempts, the object remains homeless rather than lost.
         """
         object_id = record.id
-        del self.tables.objects[object_id]
+        self.tables.drop_object(object_id)
         if record.status == PENDING:
             self.recovery.known_here(object_id)
         restored = self.tables.find(object_id)
         if restored is not None:
             self._join(restored, record)
         else:
-            self.tables.objects[object_id] = record
+            self.tables.enter_object(record)
             if not self._find_home(record, node):
                 return
         found = restored or record
         if found.status != PENDING:
             self.outcomes.announce(found)
-        self.tables.spare.append(found)
+        self.references.collect_later(found)
 
     def _find_home(self, record: ObjectRecord, node: bytes) -> bool:
         """Set the home of an object without other traces. Return False if it remains homeless."""
@@ -383,7 +383,7 @@ class PeerRecovery:
             self.tables.ledger.end(home, HOLD, object_id)
         elif hold.home == NO_HOME:
             record.find_home(home)
-            self.tables.counts["searched"] += 1
+            self.tables.count("searched")
             self.wake(record)
             if hold.cancelled:
                 self.tables.send_to_node(home, m.Cancel((object_id,), *hold.cancelled))
@@ -394,7 +394,7 @@ class PeerRecovery:
             return
         record.expect(self.tables.inline)
         if record.fetchers or record.dependents:
-            self.tables.want(record)
+            self.tables.transfers.want(record)
 
     def _give_up_search(self) -> None:
         """Make homeless objects this node's or lost. A stream's values have the home of their stream."""
@@ -420,4 +420,4 @@ class PeerRecovery:
     def _lose(self, record: ObjectRecord) -> None:
         text = f"object {short(record.id)} is lost: nothing that would tell of it survived its node's daemon"
         record.fail(FAILED, pack_failure("ObjectLostError", text), self.tables.inline)
-        self.tables.orphans.setdefault(record.id[:TASK_BYTES], {})[record.id] = True
+        self.tables.orphans.enter(record.id, True)

@@ -10,6 +10,7 @@ import functools
 
 from zfabric.machines.local_scheduler.actors.directory import NODE_DRAINED, ActorDirectory
 from zfabric.machines.local_scheduler.actors.names import ActorNames
+from zfabric.machines.local_scheduler.cluster import labels_of
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.copies import Copies
@@ -30,9 +31,8 @@ from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.local_scheduler.transitions import NodeGone, NodeReady
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, Address, first_attempt
+from zfabric.protocol.ids import Address, first_attempt
 from zfabric.protocol.machine import Handler
-from zfabric.protocol.options import NODE_ID
 
 EARLY_MAX = 1000
 """Most nodes remembered that registered before their table came."""
@@ -86,26 +86,20 @@ class Peers:
         self.names = names
         self.actors = actors
         self.daemons = daemons
-        self._version = 0
         self._early: dict[bytes, m.RegisterNode] = {}
         """Registrations of nodes that no table names yet."""
-        (self._local_placer,) = tables.placers
 
     def on_node_table(self, now: float, source: Address, message: m.NodeTable) -> None:
         """Accept a newer table."""
-        if message.version <= self._version:
+        cluster = self.tables.cluster
+        control, is_newer = cluster.head_control_address, cluster.update(message)
+        if not is_newer:
             return
-        self._version = message.version
-        table = self.tables.node_table = {row[0]: row for row in message.rows}
-        self.tables.head = message.head
-        control = self.tables.control_address if message.head in (b"", self.node) else CONTROL_STORE + message.head
-        if control != self.tables.head_control_address:
-            self.tables.head_control_address = control
-            self.requests.repeat(control[1:])
-        own = table.get(self.node)
-        if own is not None:
-            self.tables.first_attempt = first_attempt(self.daemons, own[1])
-            self.tables.labels = labels_of(own)
+        table = cluster.rows
+        if cluster.head_control_address != control:
+            self.requests.repeat(cluster.head_control_address[1:])
+        if self.node in table:
+            self.tables.first_attempt = first_attempt(self.daemons, table[self.node][1])
         for node, row in table.items():
             if node != self.node and node not in self.tables.nodes:
                 self._joined(node, row, now)
@@ -113,10 +107,7 @@ class Peers:
         survivors = self.tables.nodes.keys() & table.keys()
         for gone in [each for each in self.tables.nodes.values() if each.token not in table]:
             self._died(gone, survivors, now)
-        oldest = sorted(table.values(), key=lambda row: row[1])[: self.tables.config.placers]
-        placers = tuple(self._local_placer if row[0] == self.node else GLOBAL_SCHEDULER + row[0] for row in oldest)
-        self.tables.placers = placers or (self._local_placer,)
-        self.tables.nodes_changed()
+        self.tables.queues.nodes_changed()
         self.copies.nodes_changed(message)
 
     def _joined(self, node: bytes, row: m.Row, now: float) -> None:
@@ -124,7 +115,7 @@ class Peers:
         process = ProcessRecord(node, "node", 0, 0, None, node, node)
         record.process = process
         self.tables.nodes[node] = record
-        self.tables.processes[node] = process
+        self.tables.enter_process(process)
         early = self._early.pop(node, None)
         if self.peer_recovery.restarted:
             record.progress = PROBE
@@ -143,7 +134,7 @@ class Peers:
         """Register a node, or its new daemon."""
         node = self.tables.nodes.get(source[1:])
         if node is None:
-            self.tables.counts["refused"] += 1  # It is dead, or a table with it is under way.
+            self.tables.count("refused")  # It is dead, or a table with it is under way.
             if len(self._early) < EARLY_MAX:
                 self._early[source[1:]] = message
         else:
@@ -184,7 +175,7 @@ class Peers:
         def handle(now: float, source: Address, message: m.Message) -> None:
             node = self.tables.nodes.get(source[1:])
             if node is None or node.progress == PROBE:
-                self.tables.counts["refused" if node is None else "void"] += 1
+                self.tables.count("refused" if node is None else "void")
             elif not self.peer_recovery.holds_back(source, message):
                 handler(now, source, message)
 
@@ -204,13 +195,13 @@ class Peers:
         """Handle a death, in this order; ``survivors`` report on it."""
         del self.tables.nodes[node.token]
         self.entrusting.repeat_jobs(self.jobs.pass_on(node.token))
-        self.tables.send(self._local_placer, m.ProcessGone(node.token))
+        self.tables.send(self.tables.cluster.local_placer, m.ProcessGone(node.token))
         self.peer_recovery.name_homes(node.token)
         ended = self.executions.home_died(node)
         self.fetching.node_died(node.token)
         self.failover.node_died(node.token, survivors, ended, now)
         self.tables.write_log("warning", f"node {node.name} is dead: {len(node.inflight)} tasks that it had run again")
-        self.tables.counts["lost_with_nodes"] += len(node.inflight)
+        self.tables.count("lost_with_nodes", len(node.inflight))
         cause = NODE_DRAINED if node.draining else f"the node on which it lived, {node.name}, is dead"
         self.actors.returning_lost(node, list(node.inflight.values()), cause)
         self.outcomes.node_lost(node)
@@ -226,7 +217,7 @@ class Peers:
         self.jobs.node_died(node.token)
         self.cluster_queries.node_died(node.token)
         self.peer_recovery.node_died(node.token, now)
-        self.tables.transitions.append(NodeGone(node.token))
+        self.tables.report(NodeGone(node.token))
         self.remote_callers.node_died(node.token)
         self.remote_actors.node_died(node.token)
         self.names.node_died(node.token)
@@ -236,8 +227,3 @@ class Peers:
         tasks = [each for each in self.tables.tasks.values() if each.submitter == home and each.function.delegated]
         for task in self.stopping.with_children(tasks):
             self.stopping.stop(task, "cancelled", now)
-
-
-def labels_of(row: m.Row) -> dict[str, str]:
-    """A node's labels, with its id."""
-    return {**dict(row[7]), NODE_ID: row[0].hex()}

@@ -145,7 +145,7 @@ class ClusterQueries:
     # -- putting answers together --
 
     def _name(self, node: bytes) -> str:
-        row = self.tables.node_table.get(node)
+        row = self.tables.cluster.rows.get(node)
         return row[2] if row is not None else node.hex()
 
     def _rows(self, question: _Question, order: Callable[[dict[str, Any]], int] | None = None) -> list[dict[str, Any]]:
@@ -228,7 +228,7 @@ class ClusterQueries:
         return answer.payload
 
     def _statuses(self, question: _Question) -> list[dict[str, Any]]:
-        numbers = {node: row[1] for node, row in self.tables.node_table.items()}
+        numbers = {node: row[1] for node, row in self.tables.cluster.rows.items()}
         order = sorted(question.answers, key=lambda node: int(numbers.get(node, 0)))
         return [{**row, "name": self._name(node)} for node in order for row in question.answers[node].payload]
 

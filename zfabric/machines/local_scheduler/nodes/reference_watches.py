@@ -22,7 +22,7 @@ from zfabric.protocol.ids import JOB_BYTES, Address
 
 
 class ReferenceWatches:
-    """Watches of objects, over ``Tables.watches``."""
+    """Watches of objects, over ``References.watches``."""
 
     def __init__(self, tables: Tables, references: References, unknown_nodes: UnknownNodes) -> None:
         self.tables = tables
@@ -42,7 +42,7 @@ class ReferenceWatches:
         watcher = source[1:]
         if watcher not in self.tables.processes or (watcher in self.tables.nodes and self.tables.sender_of(source) is None):
             return  # It is dead, or registers again and repeats this.
-        watches = self.tables.watches
+        watches = self.references.watches
         for object_id in message.object_ids:
             watch = watches.get(object_id)
             if watch is None:
@@ -55,7 +55,7 @@ class ReferenceWatches:
     def on_unreferenced(self, now: float, source: Address, message: m.Unreferenced) -> None:
         """Accept a node's answer that nothing needs these."""
         for object_id in message.object_ids:
-            watch = self.tables.watches.get(object_id)
+            watch = self.references.watches.get(object_id)
             if watch is None or source[1:] not in watch.asked:
                 continue
             watch.asked.discard(source[1:])
@@ -68,7 +68,7 @@ class ReferenceWatches:
 
     def on_object_unreferenced(self, transition: ObjectUnreferenced) -> None:
         """End the watch of this home's object."""
-        if transition.object_id in self.tables.watches:
+        if transition.object_id in self.references.watches:
             self._conclude(transition.object_id)
 
     # -- what decides --
@@ -77,7 +77,7 @@ class ReferenceWatches:
         """Decide undecided watches where possible."""
         undecided, self.undecided = self.undecided, {}
         for object_id in undecided:
-            watch = self.tables.watches.get(object_id)
+            watch = self.references.watches.get(object_id)
             if watch is not None:
                 self._decide(object_id, watch)
 
@@ -98,7 +98,7 @@ class ReferenceWatches:
         if record is not None and record.home:
             self._ask_home(record, watch)
         elif record is not None:
-            self.tables.spare.append(record)  # It may have been freed, and retained for rows that name it.
+            self.references.collect_later(record)  # It may have been freed, and retained for rows that name it.
         elif watch.asked:
             pass
         elif not watch.searched and self.tables.nodes and not watch.watchers <= self.tables.nodes.keys():
@@ -129,7 +129,7 @@ class ReferenceWatches:
             self.to_ask[node, former].append(object_id)
 
     def _conclude(self, object_id: bytes) -> None:
-        watch = self.tables.watches.pop(object_id)
+        watch = self.references.watches.pop(object_id)
         for watcher in watch.watchers:
             self.to_notify[watcher].append(object_id)
         self.references.choose()
@@ -156,13 +156,13 @@ class ReferenceWatches:
 
     def repeat(self, node: bytes) -> None:
         """Ask again after a restart of either daemon."""
-        asked = [object_id for object_id, watch in self.tables.watches.items() if node in watch.asked]
+        asked = [object_id for object_id, watch in self.references.watches.items() if node in watch.asked]
         for batch in batches(asked):
             self.tables.send_to_node(node, m.WatchReferences(batch))
 
     def node_died(self, node: bytes) -> None:
         """Ask the heir, or wait for this node's own succession."""
-        for object_id, watch in list(self.tables.watches.items()):
+        for object_id, watch in list(self.references.watches.items()):
             if node not in watch.asked:
                 continue
             watch.asked.discard(node)
@@ -178,5 +178,5 @@ class ReferenceWatches:
 
     def job_ended(self, job: bytes) -> None:
         """End the watches of an ended job."""
-        for object_id in [each for each in self.tables.watches if each[:JOB_BYTES] == job]:
+        for object_id in [each for each in self.references.watches if each[:JOB_BYTES] == job]:
             self._conclude(object_id)

@@ -44,8 +44,8 @@ class RemoteLogs:
     def _takes(self, source: Address, message: m.RelayedBlock | m.RelayedCheckpoint) -> bool:
         """Whether the life may write the log. Any other is stopped: it would wait for ever."""
         if not self.logs.is_of(source, message.actor_id, message.attempt):
-            self.tables.counts["refused"] += 1
-            self.tables.counts["refused_log_rows"] += 1
+            self.tables.count("refused")
+            self.tables.count("refused_log_rows")
             self.tables.send_to_node(source[1:], m.StopDelegated(message.actor_id, message.attempt, "force", False))
             return False
         self.borrowing.refer(message.refs, message.homes, source[1:])
@@ -119,7 +119,7 @@ class GuestLogs:
     def _pass_on(self, source: Address, message: m.LogAppended | m.Checkpoint) -> None:
         life = self._life_in(source, message.actor_id)
         if life is None or life.attempt != message.attempt:
-            self.tables.counts["refused"] += 1
+            self.tables.count("refused")
             return
         self.references.pin(message.refs)
         life.unrecorded.retain(message, message.refs)

@@ -57,7 +57,7 @@ class RemoteActors:
         """Notify a process of locations, now and on every change."""
         process = self.tables.processes.get(source[1:])
         is_settled = self.tables.unsettled is None and not self.tables.recovering
-        if not self.tables.node_table or process is None or (process.incarnation in self.tables.nodes and is_settled):
+        if not self.tables.cluster.rows or process is None or (process.incarnation in self.tables.nodes and is_settled):
             self.actors.on_find_actors(now, source, message)
             return
         here = tuple(each for each in message.actor_ids if each in self.tables.actors)
@@ -280,7 +280,7 @@ class RemoteActors:
         """Accept outcomes of calls from processes here."""
         node = self.tables.nodes.get(source[1:])
         if node is None:
-            self.tables.counts["refused"] += 1
+            self.tables.count("refused")
             return
         rows = message.rows
         if all(map(is_plain_outcome, rows)) and all(map(self._is_wanted, rows)) and not self.call_results.streams.any_here:

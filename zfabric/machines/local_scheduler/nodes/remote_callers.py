@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
+from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.executions import Executions
-from zfabric.machines.local_scheduler.objects.call_results import names_of_outcome
+from zfabric.machines.local_scheduler.objects.call_results import CallResults, names_of_outcome
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import RelayedStream, WorkerRecord
 from zfabric.machines.local_scheduler.references import References
@@ -28,14 +29,24 @@ class RemoteCallers:
     """Passes calls to actors here, and outcomes back."""
 
     def __init__(
-        self, tables: Tables, references: References, outcomes: Outcomes, borrowing: Borrowing, executions: Executions, streams: Streams
+        self,
+        tables: Tables,
+        references: References,
+        outcomes: Outcomes,
+        streams: Streams,
+        call_results: CallResults,
+        actors: ActorDirectory,
+        borrowing: Borrowing,
+        executions: Executions,
     ) -> None:
         self.tables = tables
         self.references = references
         self.outcomes = outcomes
+        self.streams = streams
+        self.call_results = call_results
+        self.actors = actors
         self.borrowing = borrowing
         self.executions = executions
-        self.streams = streams
         self._pinned: dict[bytes, tuple[bytes, m.Ids]] = {}
         """Pinned objects of open calls, (actor, objects) by call."""
         self._callers: defaultdict[bytes, set[bytes]] = defaultdict(set)
@@ -60,10 +71,10 @@ class RemoteCallers:
                 self.references.pin(named)
                 self._pinned[row[0]] = message.actor_id, named
             ahead = option(row[CALL_OPTIONS], "stream")
-            if ahead is not None and row[0] not in self.tables.relayed_streams and not self._is_reported(row[0]):
-                self.tables.relayed_streams[row[0]] = RelayedStream(node, message.actor_id, ahead)
+            if ahead is not None and row[0] not in self.streams.relayed_calls and not self._is_reported(row[0]):
+                self.streams.begin_relayed(row[0], RelayedStream(node, message.actor_id, ahead))
                 if daemons_of(self.tables.first_attempt):  # It may have begun: the caller's node finds out what is missing.
-                    self.tables.relayed_yields.append((node, (row[0], 0, self.streams.dropped.pop(row[0], 0), None, ())))
+                    self.streams.relay_dropped(node, row[0])
         caller = remote_caller(message.caller, node)
         self._callers[node].add(caller)
         relayed = m.RelayedCalls(message.actor_id, message.attempt, message.rows, caller, ())
@@ -97,7 +108,7 @@ class RemoteCallers:
     def _actor_of(self, source: Address, actor_id: bytes) -> GuestRecord | ActorRecord | None:
         """An actor here, if the sender is a known node."""
         if source[1:] not in self.tables.nodes:
-            self.tables.counts["refused"] += 1
+            self.tables.count("refused")
             return None
         actor = self.tables.guests.get(actor_id) or self.tables.actors.get(actor_id)
         return actor if actor is not None and actor.worker is not None and not actor.worker.remote else None
@@ -108,8 +119,7 @@ class RemoteCallers:
         """Send outcomes, and what goes behind them."""
         if self.tables.recovering or self.tables.unsettled is not None:
             return  # Callers' nodes have yet to register after a restart.
-        tables = self.tables
-        ended, tables.relayed_ends = tables.relayed_ends, []
+        ended = self.call_results.relayed.take()
         if len(ended) == 1:
             self._send_ends(ended[0][1][1], ended)
         else:
@@ -118,11 +128,9 @@ class RemoteCallers:
                 by_caller.setdefault(each[1][1], []).append(each)
             for remote, reports in by_caller.items():
                 self._send_ends(remote, reports)
-        if tables.behind_ends:
-            behind, tables.behind_ends = tables.behind_ends, []
-            for token, message in behind:
-                if token in tables.nodes:
-                    self.tables.ledger.holds.send(token, message)
+        for token, message in self.actors.behind_ends.take():
+            if token in self.tables.nodes:
+                self.tables.ledger.holds.send(token, message)
 
     def _send_ends(self, remote: bytes, reports: list[tuple[WorkerRecord, m.Row, m.Ids]]) -> None:
         token = node_of_caller(remote)
@@ -153,8 +161,7 @@ class RemoteCallers:
         if call_id in self._pinned:
             self.tables.end_due = True
             self.references.unpin(self._pinned.pop(call_id)[1])
-        self.tables.relayed_streams.pop(call_id, None)
-        self.streams.dropped.pop(call_id, None)
+        self.streams.relayed_ended(call_id)
 
     def _drop(self, worker: WorkerRecord, node: bytes, call_id: bytes, outputs: m.Row) -> None:
         for index, value in enumerate(outputs):
@@ -180,8 +187,7 @@ class RemoteCallers:
         """Unpin the arguments of an ended life's calls: callers repeat or fail them."""
         for call_id in [each for each, (actor_id, _) in self._pinned.items() if actor_id == ended.actor_id]:
             self.references.unpin(self._pinned.pop(call_id)[1])
-        for call_id in [each for each, stream in self.tables.relayed_streams.items() if stream.actor == ended.actor_id]:
-            del self.tables.relayed_streams[call_id]
+        self.streams.end_relayed(actor=ended.actor_id)
 
     def on_caller_gone(self, now: float, source: Address, message: m.CallerGone) -> None:
         """Notify actors of a caller's exit."""
@@ -193,8 +199,7 @@ class RemoteCallers:
         """Notify actors of the end of its callers."""
         for caller in sorted(self._callers.pop(node, ())):
             self._notify(caller)
-        for call_id in [each for each, stream in self.tables.relayed_streams.items() if stream.home == node]:
-            del self.tables.relayed_streams[call_id]
+        self.streams.end_relayed(home=node)
 
     def _notify(self, caller: bytes) -> None:
         for worker in self.tables.workers.values():

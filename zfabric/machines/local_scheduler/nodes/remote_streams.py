@@ -12,10 +12,12 @@ from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.receipts import Receipts
+from zfabric.machines.local_scheduler.objects.call_results import CallResults
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import NodeRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import WORKER, Address
 
@@ -38,14 +40,18 @@ class RemoteStreams:
         self,
         tables: Tables,
         references: References,
+        outcomes: Outcomes,
         streams: Streams,
+        call_results: CallResults,
         borrowing: Borrowing,
         executions: Executions,
         receipts: Receipts,
     ) -> None:
         self.tables = tables
         self.references = references
+        self.outcomes = outcomes
         self.streams = streams
+        self.call_results = call_results
         self.borrowing = borrowing
         self.executions = executions
         self.receipts = receipts
@@ -58,9 +64,8 @@ class RemoteStreams:
         """Send values. The homes of the refs inside must be known."""
         if self.references.paused:
             return
-        yielded, self.tables.relayed_yields = self.tables.relayed_yields, []
         by_home: defaultdict[bytes, list[m.Row]] = defaultdict(list)
-        for home, row in yielded:
+        for home, row in self.streams.relayed.take():
             by_home[home].append(row)
         for home, rows in by_home.items():
             node = self.tables.nodes.get(home)
@@ -72,11 +77,11 @@ class RemoteStreams:
     def _forget_ended(self) -> None:
         """Drop streams whose home is gone, or that ended with their process."""
         tables = self.tables
-        for identifier in (*(each[0].id for each in tables.delegated_ends), *(row[0] for _, row, _ in tables.relayed_ends)):
+        for identifier in (*(each[0].id for each in self.outcomes.delegated_ends), *(row[0] for _, row, _ in self.call_results.relayed)):
             if identifier in self.last:
                 self.last[identifier].has_ended = True
         for identifier, last in list(self.last.items()):
-            is_running = identifier in tables.tasks or identifier in tables.relayed_streams
+            is_running = identifier in tables.tasks or identifier in self.streams.relayed_calls
             is_awaited = last.home in tables.nodes and tables.job_home(identifier) is not None
             if not (is_awaited and (is_running or last.has_ended)):
                 self._forget(identifier)
@@ -107,7 +112,7 @@ class RemoteStreams:
     def _retain(self, home: bytes, row: m.Row) -> None:
         last = self.last.get(row[0])
         if last is None:
-            task, call = self.tables.tasks.get(row[0]), self.tables.relayed_streams.get(row[0])
+            task, call = self.tables.tasks.get(row[0]), self.streams.relayed_calls.get(row[0])
             if task is None and call is None:
                 return
             ahead = call.ahead if call is not None else task.option("stream")  # type: ignore[union-attr]
@@ -128,14 +133,14 @@ class RemoteStreams:
 
     def on_allow_yields(self, now: float, source: Address, message: m.AllowYields) -> None:
         """Pass on how far a stream may go, or do so after its first value."""
-        task, call = self.tables.tasks.get(message.task_id), self.tables.relayed_streams.get(message.task_id)
+        task, call = self.tables.tasks.get(message.task_id), self.streams.relayed_calls.get(message.task_id)
         maker = task if call is None else self.tables.guests.get(call.actor) or self.tables.actors.get(call.actor)
         worker = maker.worker if maker is not None else None
         if worker is not None and worker.process is not None and self._home_of(message.task_id) == source[1:]:
             self.tables.send(WORKER + worker.process.incarnation, message)
 
     def _home_of(self, identifier: bytes) -> bytes:
-        task, call = self.tables.tasks.get(identifier), self.tables.relayed_streams.get(identifier)
+        task, call = self.tables.tasks.get(identifier), self.streams.relayed_calls.get(identifier)
         return call.home if call is not None else task.submitter if task is not None and task.function.delegated else b""
 
     # -- at home --
@@ -144,7 +149,7 @@ class RemoteStreams:
         """Accept values of this home's streams."""
         node = self.tables.nodes.get(source[1:])
         if node is None:
-            self.tables.counts["refused"] += 1
+            self.tables.count("refused")
             return
         named = [each for row in message.rows for each in row[4]]
         self.borrowing.refer(named, message.homes, node.token)

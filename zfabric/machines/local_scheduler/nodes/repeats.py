@@ -27,6 +27,7 @@ from zfabric.machines.local_scheduler.nodes.reference_watches import ReferenceWa
 from zfabric.machines.local_scheduler.nodes.relayed_logs import GuestLogs
 from zfabric.machines.local_scheduler.nodes.remote_streams import RemoteStreams
 from zfabric.machines.local_scheduler.object_places import Elsewhere, Stored
+from zfabric.machines.local_scheduler.objects.call_results import CallResults
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import DONE, AnyObject, NodeRecord
 from zfabric.machines.local_scheduler.references import References
@@ -56,6 +57,7 @@ class Repeats:
         peer_recovery: PeerRecovery,
         groups: Groups,
         group_tasks: GroupTasks,
+        call_results: CallResults,
         streams: Streams,
         remote_streams: RemoteStreams,
         guest_logs: GuestLogs,
@@ -78,6 +80,7 @@ class Repeats:
         self.peer_recovery = peer_recovery
         self.groups = groups
         self.group_tasks = group_tasks
+        self.call_results = call_results
         self.streams = streams
         self.remote_streams = remote_streams
         self.guest_logs = guest_logs
@@ -137,13 +140,13 @@ class Repeats:
         objects = (each for each in self.tables.objects.values() if each.home == token and each.hold is not None and each.hold.registered)
         for job in map(self.tables.jobs.get, dict.fromkeys(each.id[:JOB_BYTES] for each in objects)):
             if job is not None and not job.ended:
-                about = (job.id, job.namespace, job.home or self.tables.node)
+                about = (job.id, job.namespace, job.home or self.tables.cluster.node)
                 self.tables.send_to_node(token, m.Delegate(about, (), (), (), (), (), self.tables.first_attempt))
 
     def _in_outcomes(self, home: bytes, ends: Iterable[m.Message]) -> set[bytes]:
         """Values in unacknowledged outcomes: they must arrive with these."""
         rows = [row for message in ends if isinstance(message, m.CallsEnded) for row in message.rows]
-        rows += [row for _, row, _ in self.tables.relayed_ends if node_of_caller(row[1]) == home]
+        rows += [row for _, row, _ in self.call_results.relayed if node_of_caller(row[1]) == home]
         return {call_value(row[0], index) for row in rows for index, _ in enumerate(row[3])}
 
     def _homes(self, rows: m.Rows) -> m.Rows:
@@ -193,7 +196,7 @@ class Repeats:
                 self.outcomes.attempt_lost(task, node)
             elif task.state != DONE and attempt != task.attempt:
                 node.inflight.pop(task.id, None)
-                self.tables.counts["lost_with_daemons"] += 1
+                self.tables.count("lost_with_daemons")
                 self.outcomes.attempt_lost(task, node)
         ended = [each for each in node.actors if node.reported.get(each) != self.tables.actors[each].task.attempt]
         self.actors.node_lost(node, ended, cause)

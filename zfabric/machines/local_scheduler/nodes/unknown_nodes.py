@@ -53,4 +53,4 @@ class UnknownNodes:
     def _answered(self, now: float, node: bytes, answer: m.Found) -> None:
         if node in self._waiting and not answer.rows:
             self.tables.dead[node] = True  # Nobody reports on it to this node, which never knew it.
-            self.tables.transitions.append(NodeFoundDead(node))
+            self.tables.report(NodeFoundDead(node))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from zfabric.machines.local_scheduler.channel import TurnOutbox
 from zfabric.machines.local_scheduler.due import CONFIRMING
 from zfabric.machines.local_scheduler.object_places import PENDING
 from zfabric.machines.local_scheduler.objects.streams import Streams
-from zfabric.machines.local_scheduler.records import ObjectRecord, WorkerRecord
+from zfabric.machines.local_scheduler.records import WorkerRecord
+from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -25,11 +27,14 @@ _ONE_SMALL = (bytes,)
 class CallResults:
     """Recorded results of calls."""
 
-    def __init__(self, tables: Tables, requests: PendingRequests, outcomes: Outcomes, streams: Streams) -> None:
+    def __init__(self, tables: Tables, requests: PendingRequests, references: References, outcomes: Outcomes, streams: Streams) -> None:
         self.tables = tables
         self.requests = requests
+        self.references = references
         self.outcomes = outcomes
         self.streams = streams
+        self.relayed: TurnOutbox[tuple[WorkerRecord, m.Row, m.Ids]] = TurnOutbox()
+        """Outcomes for callers on other nodes: (worker, row of ``CallOutcomes``, pinned objects: refs inside, and large values)."""
         self.confirm_at: float | None = None
         self._unconfirmed: dict[bytes, list[bytes]] = {}
 
@@ -46,18 +51,18 @@ class CallResults:
                 self.streams.begin_call(identifier, actor_id, ahead[0])
             found = self.tables.find(identifier)
             if found is None:
-                found = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
+                found = self.tables.new_object(identifier)
             if holds:
                 found.add_holder(source[1:])
             if found.status == PENDING:
-                self.tables.promises.add(identifier, source[1:], actor_id)
+                self.tables.promises.enter(identifier, source[1:], actor_id)
 
     def on_call_outcomes(self, now: float, source: Address, message: m.CallOutcomes) -> None:
         """Record outcomes that concern others, and send them to callers."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
         if worker is None:
-            self.tables.counts["refused"] += 1
+            self.tables.count("refused")
             return
         rows = message.rows
         remote = [row for row in rows if node_of_caller(row[1])]
@@ -78,7 +83,7 @@ class CallResults:
         """Confirm outcomes once the store has their values: until then, only the actor can report these again."""
         if self.confirm_at is not None and self.confirm_at <= now:
             recorded, self._unconfirmed, self.confirm_at = self._unconfirmed, {}, None
-            if self.tables.store_address is None:
+            if self.tables.store.address is None:
                 self._confirm(recorded)
             else:
                 self.requests.ask_store("nothing", (), then=self._taken_over, about=recorded)
@@ -88,16 +93,16 @@ class CallResults:
 
         Large values are retained at once: a restarted scheduler sends outcomes later, and drops found values that nobody retains.
         """
-        if is_plain_outcome(row) and row[0] not in self.tables.relayed_streams:
-            self.tables.relayed_ends.append((worker, row, ()))
+        if is_plain_outcome(row) and row[0] not in self.streams.relayed_calls:
+            self.relayed.append((worker, row, ()))
             return
         self.tables.end_due = True
         home = node_of_caller(row[1])
         if home in self.tables.nodes:
             row = self.retain_for(home, worker, row)
         pinned = names_of_outcome(row) + tuple(call_value(row[0], index) for index, value in enumerate(row[3]) if type(value) is int)
-        self.outcomes.references.pin(pinned)
-        self.tables.relayed_ends.append((worker, row, pinned))
+        self.references.pin(pinned)
+        self.relayed.append((worker, row, pinned))
 
     def retain_for(self, home: bytes, worker: WorkerRecord, row: m.Row) -> m.Row:
         """Retain an outcome's large values for a node. Return the row with their sizes."""
@@ -154,19 +159,19 @@ class CallResults:
         found = self.tables.find(identifier)
         if found is None:
             holder = caller if caller in self.tables.processes else None
-            found = self.tables.objects[identifier] = ObjectRecord(identifier, None, holder)
+            found = self.tables.new_object(identifier, holder)
         elif caller in self.tables.processes:
             found.add_holder(caller)
         if found.is_here:
             self.outcomes.drop_copy(worker, identifier, value)
             return None
-        self.tables.promises.remove(identifier)
+        self.tables.promises.settle(identifier)
         self.outcomes.set_value(found, value, refs, worker.process.incarnation if worker.process else b"", False)
         self.outcomes.announce(found)
         if found.holders is None:
-            self.tables.spare.append(found)
+            self.references.collect_later(found)
         # The caller would request it soon. But its pin would prevent a spill while room is short.
-        is_small = type(value) is tuple and value[1] <= self.tables.config.copied_bytes and self.tables.store_room is None
+        is_small = type(value) is tuple and value[1] <= self.tables.config.copied_bytes and self.tables.store.room is None
         if not is_small or caller not in self.tables.processes:
             return None
         self.outcomes.hand_over(found, caller)
@@ -178,10 +183,10 @@ class CallResults:
             return
         found = self.tables.find(identifier)
         if found is None:
-            found = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
+            found = self.tables.new_object(identifier)
         found.add_holder(caller)
         if found.status == PENDING:
-            self.tables.promises.remove(identifier)
+            self.tables.promises.settle(identifier)
             self.outcomes.settle_value(found, status, payload)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from zfabric.machines.local_scheduler.channel import TurnOutbox
 from zfabric.machines.local_scheduler.object_places import PENDING, Stored
 from zfabric.machines.local_scheduler.records import (
     ASSIGNED,
@@ -21,6 +22,7 @@ from zfabric.machines.local_scheduler.records import (
     WAITING,
     AnyObject,
     ObjectRecord,
+    RelayedStream,
     StreamRecord,
     TaskRecord,
     WorkerRecord,
@@ -45,6 +47,10 @@ class Streams:
         self.outcomes = outcomes
         self.rebuilding = rebuilding
         self.records = tables.streams
+        self.relayed: TurnOutbox[tuple[bytes, m.Row]] = TurnOutbox()
+        """Values for other homes' streams: (home, row of ``RelayedYields``), with the refs inside pinned."""
+        self.relayed_calls: dict[bytes, RelayedStream] = {}
+        """Streams that actors here make for other nodes' callers, by call."""
         self.dropped: dict[bytes, int] = {}
         """Calls whose values were dropped before their home was known, with numbers of values."""
 
@@ -63,7 +69,7 @@ class Streams:
         call_id = identifier[:TASK_BYTES]
         owner = self.tables.objects.get(identifier)
         if owner is None:
-            owner = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
+            owner = self.tables.new_object(identifier)
         if call_id not in self.records and owner.status == PENDING:
             self.records[call_id] = StreamRecord(owner, ahead or self.tables.config.stream_buffered, actor_id)
 
@@ -160,7 +166,7 @@ class Streams:
         """Accept yielded values."""
         worker = self.tables.worker_of(source)
         if worker is None:
-            self.tables.counts["refused"] += 1
+            self.tables.count("refused")
         else:
             self.take(worker, message.rows)
 
@@ -233,7 +239,7 @@ class Streams:
             record.pin()
             stream.unclaimed.add(index)
         else:
-            self.tables.spare.append(record)
+            self.references.collect_later(record)
 
     def _relay(self, worker: WorkerRecord, home: bytes, row: m.Row) -> None:
         """Queue a value for its home; a large one is retained here."""
@@ -247,10 +253,28 @@ class Streams:
         else:
             value = self.outcomes.retain_for_home(identifier, home, worker, value, contained)
         self.references.pin(contained)
-        self.tables.relayed_yields.append((home, (task_id, attempt, index, value, contained)))
+        self.relayed.append((home, (task_id, attempt, index, value, contained)))
+
+    def begin_relayed(self, call_id: bytes, stream: RelayedStream) -> None:
+        """Begin the stream of a call from another node."""
+        self.relayed_calls[call_id] = stream
+
+    def relayed_ended(self, call_id: bytes) -> None:
+        """End the stream of a call from another node, if it is one."""
+        self.relayed_calls.pop(call_id, None)
+        self.dropped.pop(call_id, None)
+
+    def end_relayed(self, home: bytes = b"", actor: bytes = b"") -> None:
+        """Drop the streams of a dead home, or of an actor's ended life."""
+        left = self.relayed_calls.items()
+        self.relayed_calls = {call_id: each for call_id, each in left if each.home != home and each.actor != actor}
+
+    def relay_dropped(self, home: bytes, call_id: bytes) -> None:
+        """Report how many values of a call's stream were dropped, when it is announced again."""
+        self.relayed.append((home, (call_id, 0, self.dropped.pop(call_id, 0), None, ())))
 
     def _home_of(self, worker: WorkerRecord, task_id: bytes, attempt: int) -> bytes:
-        call = self.tables.relayed_streams.get(task_id)
+        call = self.relayed_calls.get(task_id)
         if call is not None:
             lives = self.tables.guests.get(call.actor) or self.tables.actors.get(call.actor)
             return call.home if lives is not None and lives.worker is worker else b""

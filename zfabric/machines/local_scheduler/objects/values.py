@@ -59,11 +59,10 @@ class Values:
             return
         for object_id, value, contained, durable in message.rows:
             if self.tables.find(object_id) is None:
-                record = ObjectRecord(object_id, None, process.incarnation, DURABLE if durable else NOT_DURABLE)
-                self.tables.objects[object_id] = record
+                record = self.tables.new_object(object_id, process.incarnation, DURABLE if durable else NOT_DURABLE)
                 self.outcomes.set_value(record, value, contained, process.incarnation, durable)
                 if type(value) is tuple:
-                    self.tables.locates.append((object_id, process.incarnation))
+                    self.tables.store.locate(object_id, process.incarnation)
             else:
                 self.references.hold((object_id,), process.incarnation)
         self.keep_durable(process.incarnation, message.rows)
@@ -73,7 +72,7 @@ class Values:
         known = source[1:] in self.tables.processes
         for identifier, status, value, contained in message.rows if known else ():
             found = self.tables.find(identifier)
-            self.tables.promises.remove(identifier)
+            self.tables.promises.settle(identifier)
             if found is not None and found.status == PENDING and is_call(identifier):
                 if value is None:  # An earlier daemon had it in the arena, and its record is lost.
                     text = f"the result {short(identifier)} of a call is lost: only its node's daemon knew it, and that died"
@@ -81,8 +80,7 @@ class Values:
                 self.streams.call_ended(identifier[:TASK_BYTES], status, value)
                 self.outcomes.settle_value(found, status, value)  # It was promised: other processes wait.
             elif found is None and type(value) is bytes and self._job_lives(identifier):
-                record = ObjectRecord(identifier, None, None)
-                self.tables.objects[identifier] = record
+                record = self.tables.new_object(identifier)
                 if status == OK:
                     self.outcomes.set_value(record, value, contained, source[1:], False)
                 else:
@@ -106,7 +104,7 @@ class Values:
         if unknown:
             unknown = self.references.hold(self._expect_durable(unknown, process), source[1:])
         if unknown:
-            self.tables.counts["holds_of_unknown"] += len(unknown)
+            self.tables.count("holds_of_unknown", len(unknown))
 
     def _expect_elsewhere(self, object_ids: list[bytes]) -> list[bytes]:
         """Record requested values of other homes' streams, which may not exist yet."""
@@ -141,7 +139,7 @@ class Values:
                 self.rebuilding.make_available(record)
             if record.status == PENDING or isinstance(record.value, Elsewhere):
                 record.add_fetchers(process.incarnation)
-                self.tables.want(record)
+                self.tables.transfers.want(record)
             elif type(record.value) is Stored:
                 self.outcomes.hand_over(record, process.incarnation)
             else:
@@ -166,13 +164,9 @@ class Values:
         by_process: dict[bytes, list[m.Row]] = {}
         for object_id, incarnation, offset, size in message.rows:
             if incarnation == self.tables.address[1:]:
-                self.tables.effects.append(ReadValue(object_id, offset, size))  # Another node has requested it.
+                self.tables.emit(ReadValue(object_id, offset, size))  # Another node has requested it.
             elif not self.dispatcher.located(object_id, incarnation, offset, size):
-                askers = self.tables.locating.get(object_id)
-                if askers is not None and incarnation in askers:
-                    askers.remove(incarnation)
-                    if not askers:
-                        del self.tables.locating[object_id]
+                self.tables.store.located(object_id, incarnation)
                 record = self.tables.find(object_id)
                 row: m.Row = (object_id, OK, (offset, size), record.contained if record is not None else ())
                 by_process.setdefault(incarnation, []).append(row)
@@ -183,7 +177,7 @@ class Values:
 
     def on_store_room(self, now: float, source: Address, message: m.StoreRoom) -> None:
         """Record the object store's room."""
-        self.tables.store_room = message.free if message.free >= 0 else None
+        self.tables.store.room = message.free if message.free >= 0 else None
 
     def on_objects_lost(self, now: float, source: Address, message: m.ObjectsLost) -> None:
         """Rebuild or fail lost values."""
@@ -223,12 +217,10 @@ class Values:
 
     def read_durable(self) -> None:
         """Read durable values without other copies; delete unneeded ones."""
-        wanted, self.tables.durable_wanted = self.tables.durable_wanted, []
-        for about in wanted:
+        for about in self.rebuilding.durable_wanted.take():
             self.requests.ask_head(m.Read, "object", (about[0],), then=self.rebuilding.durable_found, about=about)
-        freed, self.tables.durable_freed = self.tables.durable_freed, []
-        for deletes in batches(("object", object_id) for object_id in freed):
-            self.tables.send(self.tables.head_control_address, m.Write(0, (), deletes))
+        for deletes in batches(("object", object_id) for object_id in self.references.unneeded_durable.take()):
+            self.tables.send(self.tables.cluster.head_control_address, m.Write(0, (), deletes))
 
     def _expect_durable(self, object_ids: list[bytes], process: ProcessRecord) -> list[bytes]:
         """Record durable values that the head may have: of former jobs, or inside a dead node's values."""
@@ -239,7 +231,7 @@ class Values:
             job = object_id[:JOB_BYTES]
             if self.tables.dead if job == own.id else job not in self.tables.jobs:
                 durable = DURABLE if job == own.id and not own.home else FORMER
-                record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None, durable)
+                record = self.tables.new_object(object_id, durable=durable)
                 record.lose(self.tables.inline)
         return object_ids
 
@@ -247,8 +239,8 @@ class Values:
 
     def take_orphans(self, rows: m.Rows) -> list[tuple[ObjectRecord, bool]]:
         """Take records whose rows were lost with a daemon and are submitted again."""
-        found = [pair for row in rows for pair in self.tables.orphans.pop(row[0], {}).items()]
-        return [(record, lost) for each, lost in found if (record := self.tables.objects.pop(each, None)) is not None]
+        found = [pair for row in rows for pair in self.tables.orphans.take(row[0])]
+        return [(record, lost) for each, lost in found if (record := self.tables.drop_object(each)) is not None]
 
     def reunite(self, orphan: ObjectRecord, lost: bool, process: ProcessRecord) -> None:
         """Join a record with its row: an existing value is not made again, a lost one is."""

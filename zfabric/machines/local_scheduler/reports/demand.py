@@ -57,7 +57,7 @@ class DemandReport:
                     yield queue, next(task for task in queue if task.state == READY), count
 
     def _groups(self) -> Iterator[dict[str, Any]]:
-        for record in self.tables.groups.values():
+        for record in self.diagnoses.groups.records.values():
             if record.state in (PENDING_GROUP, RESCHEDULING):
                 selectors = record.selectors or ((),) * len(record.bundles)
                 bundles = [{"resources": amounts(each), "labels": labels_of(selectors[index])} for index, each in record.missing.items()]

@@ -8,6 +8,7 @@ from zfabric.machines.common.resources import ResourcePool, covers, describe, de
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
 from zfabric.machines.local_scheduler.records import (
     ASSIGNED,
@@ -50,10 +51,12 @@ class Diagnoses:
         actors: ActorDirectory,
         actor_reports: ActorReports,
         deadlocks: Deadlocks,
+        groups: Groups,
     ) -> None:
         self.tables = tables
         self.pool = pool
         self.actors = actors
+        self.groups = groups
         self.actor_reports = actor_reports
         self.deadlocks = deadlocks
 
@@ -152,7 +155,7 @@ class Diagnoses:
 
     def place_of(self, record: AnyObject) -> str:
         """Where a value is, with the node's name."""
-        value, table = record.value, self.tables.node_table
+        value, table = record.value, self.tables.cluster.rows
         return f"node {table[value.place][2]}" if isinstance(value, Elsewhere) and value.place in table else where(value)
 
     def _size_and_place(self, record: AnyObject) -> str:
@@ -206,7 +209,7 @@ class Diagnoses:
             return f"waits for {group}: the node that decides about it has not answered yet"
         if known is not None and queue.away:
             missing = [describe(demand) for demand, place in zip(known.bundles, known.places, strict=True) if not place]
-            home = self.tables.groups.get(term.group)
+            home = self.groups.records.get(term.group)
             labels = ", on nodes with the labels that they ask for" if home is not None and home.selectors else ""
             return f"waits for {group}, which is {known.state}: no nodes have room yet for {'; '.join(missing[:8])}{labels}"
         if not queue.pool.fits(queue.demand):

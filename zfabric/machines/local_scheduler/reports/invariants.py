@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.local_scheduler.groups.planning import total_of
@@ -14,9 +15,14 @@ from zfabric.protocol.ids import TASK_BYTES, short
 from zfabric.protocol.machine import InvariantViolation
 
 
-def check(tables: Tables, pool: ResourcePool, lineage_bytes: int) -> None:
-    """Raise InvariantViolation where facts disagree. ``lineage_bytes`` is the count of ``References``."""
-    _check_turn(tables)
+def check(tables: Tables, pool: ResourcePool, lineage_bytes: int, left: Mapping[str, object]) -> None:
+    """Raise InvariantViolation where facts disagree.
+
+    ``lineage_bytes`` is the count of ``References``; ``left`` has what no turn may leave, by what it is.
+    """
+    for what, each in left.items():
+        if each:
+            raise InvariantViolation(f"a turn has ended, and there are {what}")
     held: dict[int, dict[str, int]] = {}
     for worker in tables.workers.values():
         for task in worker.inflight.values():
@@ -80,21 +86,3 @@ def _check_streams(tables: Tables) -> None:
         count = records[task_id] - (stream.owner.object_id in tables.objects and not stream.owner.home)
         if stream.values != count:
             raise InvariantViolation(f"the stream {short(task_id)} has {count} values and not {stream.values}")
-
-
-def _check_turn(tables: Tables) -> None:
-    left: dict[str, object] = {
-        "things to decide": tables.end_due,
-        "transitions": tables.transitions,
-        "results": tables.touched,
-        "durable values to read": tables.durable_wanted,
-        "durable rows to delete": tables.durable_freed,
-    }
-    if tables.node_table and not tables.recovering and tables.unsettled is None:
-        left["entries to send"] = [*tables.ledger.added, *tables.ledger.ended]
-        left["copies to stop"] = tables.unwanted
-        left["children to enter or to report"] = [*tables.submitted_here, *tables.finished]
-        left["values to send"] = tables.for_nodes
-    for what, each in left.items():
-        if each:
-            raise InvariantViolation(f"a turn has ended, and there are {what}")

@@ -85,6 +85,7 @@ class Reports:
         stopping: Stopping,
         sampling: Sampling,
         statistics: Callable[[], Mapping[str, float]],
+        copied_bytes: Mapping[bytes, int],
         relayed: Mapping[str, Callable[..., None]],
     ) -> None:
         self.node = node
@@ -93,10 +94,13 @@ class Reports:
         self.requests = requests
         self.actors = actors
         self.actor_reports = ActorReports(tables, actors, logs)
-        self.diagnoses = Diagnoses(tables, pool, actors, self.actor_reports, deadlocks)
+        self.diagnoses = Diagnoses(tables, pool, actors, self.actor_reports, deadlocks, groups)
         self._idle_seconds = idle_seconds
         self.stopping = stopping
         self._statistics = statistics
+        self.copied_bytes = copied_bytes
+        self.resident: dict[int, int] = {}
+        """Bytes by pid, measured for a query."""
         self._reports: dict[str, Callable[..., Any]] = {
             "tasks": self._tasks,
             "objects": self._objects,
@@ -132,7 +136,7 @@ class Reports:
             "kill": self._kill,
             "group": self._group,
             "processes": self._processes,
-            "detached elsewhere": lambda now: not tables.is_head,
+            "detached elsewhere": lambda now: not tables.cluster.is_head,
             "nothing": self._nothing,
             "output": self._nothing,  # The shell sends the output of workers ahead of the answer.
         }
@@ -167,7 +171,7 @@ class Reports:
                 raise ValueError(f"there is no such question; there are {', '.join(self.queries)}")
             payload = report(now, *arguments)
             stored = what != "available_resources" or STORE_MEMORY in payload
-            if what in FROM_STORE and stored and self.tables.store_address is not None:
+            if what in FROM_STORE and stored and self.tables.store.address is not None:
                 wanted = _stored_in(payload) if what == "objects" else tuple(payload) if what == "locate" else ()
                 self.requests.ask_store(FROM_STORE[what], wanted, self._store_answered, (source, token, what, payload))
                 return
@@ -349,7 +353,7 @@ class Reports:
                     "lent": amounts(tuple(pair for pair in worker.demand if worker.lent and pair[0] == "CPU")),
                     "gpus": list(worker.gpus),
                     "token": worker.token.hex(),
-                    **({"memory": self.tables.resident.get(worker.pid, 0)} if measured else {}),
+                    **({"memory": self.resident.get(worker.pid, 0)} if measured else {}),
                 }
             )
         return rows
@@ -437,7 +441,7 @@ class Reports:
             ],
             "statistics": dict(self._statistics()),
             "store": {},
-            "copied_bytes": sum(self.tables.copied_bytes.values()),
+            "copied_bytes": sum(self.copied_bytes.values()),
             "idle_seconds": self._idle_seconds(now),
             "recovering": self.tables.recovering,
             "draining": self.tables.draining,
@@ -454,18 +458,19 @@ class Reports:
     def _copied_bytes(self, now: float) -> dict[str, int]:
         """Bytes copied here, by source; "several" if more than one was asked."""
         found: dict[str, int] = {}
-        for node, many in self.tables.copied_bytes.items():
+        for node, many in self.copied_bytes.items():
             name = self._name_of(node) if node else "several"
             found[name] = found.get(name, 0) + many
         return found
 
     def _name_of(self, node: bytes) -> str:
-        table = self.tables.node_table
+        table = self.tables.cluster.rows
         return table[node][2] if node in table else node.hex()
 
     def _nodes(self, now: float) -> list[dict[str, Any]]:
-        if not self.tables.node_table:
-            labels = {name: value for name, value in self.tables.labels.items() if name != NODE_ID}
+        rows = self.tables.cluster.rows
+        if not rows:
+            labels = {name: value for name, value in self.tables.cluster.labels.items() if name != NODE_ID}
             return [{"node": self.node.hex(), "alive": True, "resources": self._own_resources(), "labels": labels}]
         return [
             {
@@ -477,10 +482,10 @@ class Reports:
                 "address": address,
                 "labels": dict(labels),
                 "pid": pid,
-                "head": node == self.tables.head,
+                "head": node == self.tables.cluster.head,
                 "here": node == self.node,
             }
-            for node, number, name, address, _, _, resources, labels, pid in sorted(self.tables.node_table.values(), key=lambda row: row[1])
+            for node, number, name, address, _, _, resources, labels, pid in sorted(rows.values(), key=lambda row: row[1])
         ]
 
     def _registered(self, now: float) -> list[str]:
@@ -577,10 +582,10 @@ class Reports:
         return None if task is None or task.function.actor is None else (task.option("name") or "", task.function.actor)
 
     def _groups(self, now: float) -> list[dict[str, Any]]:
-        return [_group_row(record) for record in self.tables.groups.values()]
+        return [_group_row(record) for record in self.diagnoses.groups.records.values()]
 
     def _group(self, now: float, name: str, namespace: str, identifier: bytes = b"") -> m.Row | None:
-        for record in self.tables.groups.values():
+        for record in self.diagnoses.groups.records.values():
             if record.id == identifier or (name and (record.name, record.namespace) == (name, namespace)):
                 return record.id, self.node, record.bundles, record.name
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
@@ -27,11 +28,20 @@ class Measured(NamedTuple):
 class Sampling:
     """Samples when the shell asks. Tasks are counted at their home, calls where they ran."""
 
-    def __init__(self, tables: Tables, pool: ResourcePool, events: Events) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        pool: ResourcePool,
+        events: Events,
+        take_ended: Callable[[], list[JobRecord]],
+        copied_bytes: Mapping[bytes, int],
+    ) -> None:
         self.series = TimeSeries()
         self._tables = tables
         self._pool = pool
         self._events = events
+        self._take_ended = take_ended
+        self._copied_bytes = copied_bytes
         self._seen: dict[FunctionRecord, tuple[int, int]] = {}
         """(ended, failed) tasks at the last sample."""
         self._last: tuple[float, int, int] | None = None
@@ -40,9 +50,8 @@ class Sampling:
     def sample(self, now: float, measured: Measured) -> None:
         """Add a sample that ends now; the first call only begins."""
         tables = self._tables
-        calls, copied = self._events.ended_calls, sum(tables.copied_bytes.values())
-        jobs = [*tables.jobs.values(), *tables.ended_jobs]
-        tables.ended_jobs.clear()
+        calls, copied = self._events.ended_calls, sum(self._copied_bytes.values())
+        jobs = [*tables.jobs.values(), *self._take_ended()]
         ended, failed = self._count(jobs)
         last, self._last = self._last, (now, calls, copied)
         if last is None or now <= last[0]:

@@ -30,6 +30,8 @@ class Admission:
         self.outcomes = outcomes
         self.rebuilding = rebuilding
         self.stopping = stopping
+        self.handed = 0
+        """Counts rows that drivers gave to workers themselves."""
 
     def accept(self, process: ProcessRecord, rows: m.Rows, now: float) -> list[TaskRecord]:
         """Record tasks that a worker already has. Raises Refusal if they are not plain."""
@@ -39,22 +41,21 @@ class Admission:
             return []
         self.blocks.now = now
         accepted = []
-        submitter, first = process.incarnation, self.tables.first_attempt
+        tasks, submitter, first = self.tables.tasks, process.incarnation, self.tables.first_attempt
         for row in rows:
-            known, function = self.tables.tasks.get(row[0]), job.functions.get(row[1])
+            known, function = tasks.get(row[0]), job.functions.get(row[1])
             if known is not None:
                 self.repeat(process, known, row)
             elif function is None or not function.plain or row[3] or len(row) > 4:
                 raise Refusal("only plain tasks are handed over")
             else:
-                task = self.tables.tasks[row[0]] = TaskRecord(row, function, submitter, first)
+                task = tasks[row[0]] = TaskRecord(row, function, submitter, first)
                 function.received += 1
                 if self.tables.config.lineage:
                     task.block = self.blocks.add(row)
                 accepted.append(task)
         job.submitted += len(rows)
-        self.tables.counts["tasks_submitted"] += len(rows)
-        self.tables.counts["tasks_handed"] += len(rows)
+        self.handed += len(rows)
         return accepted
 
     def admit_with_strategy(self, task: TaskRecord, strategy: Strategy) -> None:
@@ -65,7 +66,7 @@ class Admission:
             shape = (function.demand, function.environment, *function.shape[2:5], strategy)
             if len(function.by_strategy) >= STRATEGIES_MOST:
                 function.by_strategy.clear()
-            extras = function.by_strategy[strategy] = TaskExtras(self.tables.queue_for(function.queue.job, shape))
+            extras = function.by_strategy[strategy] = TaskExtras(self.tables.queues.of(function.queue.job, shape))
         task.rare = extras
         extras.demand_queue.tasks.append(task)  # type: ignore[union-attr]
 
@@ -81,7 +82,7 @@ class Admission:
             if strategy is None:
                 strategy = own.get("captured", ())
             shape = (demand, environment, *function.shape[2:5], strategy)
-            task.facts().demand_queue = self.tables.queue_for(function.queue.job, shape)
+            task.facts().demand_queue = self.tables.queues.of(function.queue.job, shape)
         task.limit_run()
         timeout = task.option("timeout")
         if timeout is not None:
@@ -116,7 +117,7 @@ class Admission:
                 self.rebuilding.make_available(record)
             if record.status == PENDING:
                 unresolved += 1
-                self.tables.want(record)
+                self.tables.transfers.want(record)
                 record.add_dependent(task)
             elif record.status != OK and broken is None:
                 broken = (record.status, record.value if type(record.value) is bytes else b"")
@@ -147,17 +148,15 @@ class Admission:
 
     def refuse_all(self, incarnation: bytes) -> None:
         """Refuse the rows of an ended job's process."""
-        self.tables.counts["refused"] += 1
+        self.tables.count("refused")
         self.tables.send(CLIENT + incarnation, m.Refused("JobEndedError", "the job has ended; call zf.init() for a new one"))
 
     def refuse_unknown(self, process: ProcessRecord, row: m.Row) -> None:
         """Refuse a row of an unknown function."""
-        process.results.append((row[0], FAILED, (pack_failure("FabricError", "the function was never exported"),)))
-        self.tables.touched[process] = None
+        self.outcomes.add_result(process, row[0], FAILED, (pack_failure("FabricError", "the function was never exported"),))
 
     def refuse_row(self, process: ProcessRecord, row: m.Row) -> None:
         """Refuse a row that differs from an earlier one with its id."""
-        self.tables.counts["refused"] += 1
+        self.tables.count("refused")
         text = f"task {short(row[0])} was submitted before with different content: its parent is not deterministic"
-        process.results.append((row[0], FAILED, (pack_failure("FabricError", text),)))
-        self.tables.touched[process] = None
+        self.outcomes.add_result(process, row[0], FAILED, (pack_failure("FabricError", text),))

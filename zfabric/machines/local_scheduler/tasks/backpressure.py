@@ -36,7 +36,7 @@ class Backpressure:
         if self._room is not None and not self._holds:
             self.until = None  # There was room for everything.
         self._room, self._holds = None, False
-        room = self.tables.store_room
+        room = self.tables.store.room
         longest = self._longest_consumer() if room is not None else None
         if room is None or longest is None:
             self.until = None

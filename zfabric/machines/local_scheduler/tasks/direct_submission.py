@@ -83,7 +83,7 @@ class DirectSubmissions:
         lease.functions.add(function.id)
         lease.until = now + self.tables.config.direct_lease_seconds
         self.tables.send_to_client(driver, m.DirectAllowed(worker.token, tuple(sorted(lease.functions)), self.tables.first_attempt))
-        self.tables.counts["direct_leases"] += 1
+        self.tables.count("direct_leases")
 
     # -- what is submitted --
 
@@ -92,7 +92,7 @@ class DirectSubmissions:
         driver = self.tables.processes.get(source[1:])
         lease = driver.direct.get(message.worker) if driver is not None else None
         if driver is None or lease is None:
-            self.tables.counts["refused"] += 1
+            self.tables.count("refused")
             return
         if not message.rows:
             if lease.over:
@@ -200,8 +200,7 @@ class DirectSubmissions:
             if task.holders is not None and self.tables.tasks.get(task.id) is task:
                 self.outcomes.report_to(lease.driver, task)
             else:
-                lease.driver.results.append((task.id, OK, ()))
-                self.tables.touched[lease.driver] = None
+                self.outcomes.add_result(lease.driver, task.id, OK, ())
 
     def _drop_early(self, lease: DirectLease, task_ids: list[bytes]) -> None:
         for task_id in task_ids:

@@ -84,26 +84,30 @@ class Dispatcher:
         """When to look for long tasks with others behind them."""
         self._unfinished = False
         """Whether a search continues in the next turn."""
+        self.reserving = False
+        """Whether a bundle waits for resources; no lease is prolonged."""
+        self.dispatched = 0
+        """Counts attempts given to workers."""
         self._looked_at = 0
-        """``Tables.became_ready`` when this turn began."""
+        """``Outcomes.ready_changes`` when this turn began."""
 
     # -- one turn --
 
     def turn(self, now: float) -> None:
         """Serve blocked workers and all queues; end leases without work."""
         blocked = []
-        self._looked_at = self.tables.became_ready
+        self._looked_at = self.outcomes.ready_changes
         self._unfinished = self.workers.held_up = False
         queues = [queue for queue in self.tables.queues.values() if _may_run_here(queue)]
-        if self.tables.store_room is not None or self.backpressure.until is not None:
+        if self.tables.store.room is not None or self.backpressure.until is not None:
             self.backpressure.begin_turn(now)
         for worker in self.tables.workers.values():
             if worker.blocked_tasks:
                 blocked.append(worker)
             elif worker.state == LEASED and not worker.inflight:
-                if worker.gpus and worker.queue is not None and worker.queue and not self.starved and not self.tables.reserving:
+                if worker.gpus and worker.queue is not None and worker.queue and not self.starved and not self.reserving:
                     continue  # It goes on with its queue, unless others wait.
-                if worker.direct is None or self.tables.reserving or self.ahead or not worker.direct.reserves(queues, now):
+                if worker.direct is None or self.reserving or self.ahead or not worker.direct.reserves(queues, now):
                     self.end_lease(worker, now)
             elif worker.gpus and worker.state in (IDLE, ENDING):  # Its task ended, unreported, under an earlier daemon.
                 self._hold_gpus(worker)
@@ -117,7 +121,7 @@ class Dispatcher:
         self._turn += 1
         start = self._turn % len(queues)
         starved = False
-        top_up = (not self.starved or len(queues) == 1) and not self.tables.reserving
+        top_up = (not self.starved or len(queues) == 1) and not self.reserving
         for queue in queues[start:] + queues[:start]:
             self._serve(queue, now, top_up)
             starved = starved or (bool(queue) and not queue.leased and self._ready(queue) > 0)
@@ -131,7 +135,7 @@ class Dispatcher:
 
         Tasks became ready during this one, or a search is unfinished and no worker may start.
         """
-        return self.tables.became_ready != self._looked_at or (self._unfinished and self.workers.held_up)
+        return self.outcomes.ready_changes != self._looked_at or (self._unfinished and self.workers.held_up)
 
     def _serve(self, queue: ShapeQueue, now: float, top_up: bool) -> None:
         if not self._ready(queue):
@@ -284,7 +288,7 @@ class Dispatcher:
 
     def idle_at_once(self, queue: ShapeQueue) -> WorkerRecord | None:
         """The idle worker for a queue's only task; None if the turn has more to decide."""
-        if self.starved or self.tables.reserving or not queue.pool.fits(queue.demand):
+        if self.starved or self.reserving or not queue.pool.fits(queue.demand):
             return None
         return self.workers.idle_for(queue)
 
@@ -295,7 +299,7 @@ class Dispatcher:
         worker.inflight[task.id] = task
         worker.last_progress = now
         worker.work += task.function.mean or 0.0
-        self.tables.counts["dispatched"] += 1
+        self.dispatched += 1
 
     def resume(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
         """Lease a worker again after a restart."""
@@ -438,7 +442,7 @@ class Dispatcher:
             self._to(worker, m.Functions(tuple(unknown.values())))
         if rows:
             self._to(worker, m.Dispatch(tuple(rows), tuple(details), worker.waits if inline else 0, first))
-        self.tables.counts["dispatched"] += len(batch)
+        self.dispatched += len(batch)
 
     def _to(self, worker: WorkerRecord, message: m.Message) -> None:
         if worker.process is not None:
@@ -457,7 +461,7 @@ class Dispatcher:
                 return None
             if type(value) is Stored and object_id not in missing:
                 missing[object_id] = None
-                self.tables.locates.append((object_id, incarnation))
+                self.tables.store.locate(object_id, incarnation)
             values.append(value)
         if not missing:
             limit = self.tables.config.row_bytes
@@ -547,7 +551,7 @@ class Dispatcher:
             return  # Something runs on top of it.
         cpu = _cpu_of(worker.demand)
         fits = not worker.lent or worker.pool.fits(cpu)
-        news = fits if blocked.found else blocked.searched != self.tables.became_ready
+        news = fits if blocked.found else blocked.searched != self.outcomes.ready_changes
         if blocked.inline and news and len(worker.blocked_tasks) < self.tables.config.inline_depth:
             batch = self._wanted_ready(blocked, worker)
             blocked.found = bool(batch) and not fits
@@ -568,7 +572,7 @@ class Dispatcher:
         """
         find = self.tables.find
         if blocked.since < 0:
-            blocked.since, blocked.position, blocked.seen = self.tables.became_ready, 0, set()
+            blocked.since, blocked.position, blocked.seen = self.outcomes.ready_changes, 0, set()
             blocked.barring = len(blocked.wanted) > INLINE_SEARCH_MAX
         agenda, seen = blocked.agenda, blocked.seen
         batch: list[TaskRecord] = []
@@ -671,7 +675,7 @@ class Dispatcher:
     def _contested(self, queue: ShapeQueue) -> bool:
         """Whether other tasks may need its workers, or others could run its tasks."""
         tables = self.tables
-        if self._blocked or tables.reserving or tables.nodes:
+        if self._blocked or self.reserving or tables.nodes:
             return True
         return any(each is not queue and _may_run_here(each) for each in tables.queues.values())
 
@@ -693,7 +697,7 @@ class Dispatcher:
     def _take_back(self, worker: WorkerRecord) -> None:
         self.ahead.pop(worker.token, None)
         worker.taking_back = True
-        self.tables.counts["take_backs"] += 1
+        self.tables.count("take_backs")
         self.tables.send_to_control(worker, m.TakeBack(tuple(worker.inflight)))
 
     def watch(self, now: float) -> None:
@@ -745,7 +749,7 @@ class Dispatcher:
         running = worker.inflight.get(message.running)
         if running is not None and running.rare is not None and running.rare.stopped == "force" and worker.pid:
             worker.kill_reason = "cancelled"
-            self.tables.effects.append(KillProcess(worker.pid, f"task {running.name} was cancelled by force"))
+            self.tables.emit(KillProcess(worker.pid, f"task {running.name} was cancelled by force"))
 
 
 def _may_run_here(queue: ShapeQueue) -> bool:

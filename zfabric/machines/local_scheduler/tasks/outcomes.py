@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from zfabric.config import ROWS_MAX
 from zfabric.machines.common.resources import describe
 from zfabric.machines.common.tables import pack_row, unpack_row
+from zfabric.machines.local_scheduler.channel import TurnOutbox
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
 from zfabric.machines.local_scheduler.records import (
     DONE,
@@ -21,6 +23,7 @@ from zfabric.machines.local_scheduler.records import (
     DirectLease,
     NodeRecord,
     ProcessRecord,
+    RefusedRow,
     StreamRecord,
     TaskRecord,
     WorkerRecord,
@@ -57,6 +60,8 @@ class Crash(NamedTuple):
     memory: bool
 
 
+DelegatedEnd: TypeAlias = tuple[TaskRecord | RefusedRow, int, m.Row, tuple[m.Row, m.Row] | None, m.Ids]
+"""Task, status, outputs, extra as in ``Completed``, refs inside, pinned."""
 NAMED_MOST = 3
 ALONE_AFTER = 2
 """Crashes after which nothing is behind a task on its worker."""
@@ -82,8 +87,16 @@ class Outcomes:
         self.node = node
         self.renamed: dict[int, str] = {}
         """Timeline names of the last batch, by index, where they differ from the function's or the attempt failed."""
-        self.with_inputs: list[TaskRecord] = []
+        self.with_inputs: TurnOutbox[TaskRecord] = TurnOutbox()
         """Tasks with dependencies that became ready, if there are other nodes."""
+        self.touched: dict[ProcessRecord, None] = {}
+        """Processes with results to send in this turn."""
+        self.delegated_ends: TurnOutbox[DelegatedEnd] = TurnOutbox()
+        """Ends of delegated attempts to report."""
+        self.ended_entrusted: TurnOutbox[TaskRecord] = TurnOutbox()
+        """Tasks of other homes' jobs that ended, and that these homes have as unfinished."""
+        self.ready_changes = 0
+        """Counts changes of what is ready: a failed search is repeated only after one."""
         self.usual_seconds = 0.0
         """Exponential average of running times."""
         self._ending = False
@@ -104,7 +117,7 @@ class Outcomes:
                     function.learn(count, seconds)
                     self.usual_seconds += (seconds / count - self.usual_seconds) * 0.2
         extras = {index: (contained, kept) for index, contained, kept in message.extras} if message.extras else {}
-        processes, touched, spare = tables.processes, tables.touched, tables.spare
+        processes, touched, spare = tables.processes, self.touched, self.references.to_collect
         lease = worker.direct
         inline_bytes = 0
         renamed = self.renamed = {}
@@ -157,7 +170,7 @@ class Outcomes:
                     renamed[index] = self._called(task, status, outputs)
                 self._settle(worker, task, status, outputs, extras.get(index))
         worker.last_progress = now
-        tables.inline.add(inline_bytes)
+        tables.inline.count(inline_bytes)
         if worker.work < 0.0 or not inflight:
             worker.work = 0.0
 
@@ -227,7 +240,7 @@ class Outcomes:
         if isinstance(value, tuple):
             offset, size = value
             record.arrive(Stored(size), self.tables.inline)
-            self.tables.sealed.append((record.object_id, offset, size, writer, rebuildable))
+            self.tables.store.seal(record.object_id, offset, size, writer, rebuildable)
         elif isinstance(value, int):
             record.arrive(Elsewhere(value, writer), self.tables.inline)
         elif isinstance(value, bytes):
@@ -255,10 +268,10 @@ class Outcomes:
         if stream is not None and stream.actor:
             self._unreadable(worker, stream, outputs)
             return
-        self.tables.counts["late_completions"] += 1
+        self.tables.count("late_completions")
         self._recorded(worker, task_id)
         if worker.shared:
-            self.tables.transitions.append(ActorUnwanted(worker, task_id, attempt))
+            self.tables.report(ActorUnwanted(worker, task_id, attempt))
         for index, value in enumerate(outputs):
             self.drop_copy(worker, object_id(task_id, index), value)
 
@@ -267,7 +280,7 @@ class Outcomes:
         actor = self.tables.actors.get(stream.actor)
         if actor is not None and actor.worker is worker:
             failure = next((value for value in outputs if type(value) is bytes), b"")
-            self.tables.transitions.append(StreamMakerEnded(stream.owner.object_id[:TASK_BYTES], FAILED, failure))
+            self.tables.report(StreamMakerEnded(stream.owner.object_id[:TASK_BYTES], FAILED, failure))
 
     def _recorded(self, worker: WorkerRecord, task_id: bytes) -> None:
         """Have a worker release what it retains of a stream, behind its end."""
@@ -281,11 +294,11 @@ class Outcomes:
             there = record is not None and isinstance(record.value, Elsewhere) and record.value.place == worker.token
             if record is None or record.home or not (there or record.status == PENDING):
                 self.tables.ledger.end(worker.token, HOLD, identifier)
-        if isinstance(value, tuple) and self.tables.store_address is not None:
+        if isinstance(value, tuple) and self.tables.store.address is not None:
             name = b"\xff" * 4 + identifier[4:16] + int(value[0] % 2**32).to_bytes(4, "big")
             writer = worker.process.incarnation if worker.process else b""
-            self.tables.sealed.append((name, value[0], value[1], writer, False))
-            self.tables.freed.append(name)
+            self.tables.store.seal(name, value[0], value[1], writer, False)
+            self.tables.store.free(name)
 
     # -- endings --
 
@@ -315,7 +328,7 @@ class Outcomes:
         if worker.direct is not None:
             worker.direct.submitted.discard(task.id)
         self.renumber(task)
-        self.tables.counts["tasks_given_up"] += 1
+        self.tables.count("tasks_given_up")
         why = f"does not stop: it goes on in worker {worker.pid} and holds its resources until it ends"
         if isinstance(worker, NodeRecord):  # That node reports its end, if it lives.
             why = f"{worker.name} does not report that it has stopped: it holds its resources there until it ends"
@@ -330,7 +343,7 @@ class Outcomes:
     def _stopped_at_last(self, task: TaskRecord, worker: WorkerRecord, attempt: int) -> None:
         task.facts().running_on = None
         if worker.remote and task.function.actor is not None:
-            self.tables.transitions.append(ActorUnwanted(worker, task.id, attempt))
+            self.tables.report(ActorUnwanted(worker, task.id, attempt))
         if task.function.mean is not None:
             worker.work -= task.function.mean
 
@@ -353,7 +366,31 @@ class Outcomes:
         for record in task.values():
             self.announce(record)
             if record.holders is None:
-                self.tables.spare.append(record)
+                self.references.to_collect.append(record)
+
+    def send_results(self) -> None:
+        """Send this turn's results."""
+        for process in self.touched:
+            rows, process.results = process.results, []
+            for start in range(0, len(rows), ROWS_MAX):
+                self.tables.send_to_client(process, m.Results(tuple(rows[start : start + ROWS_MAX])))
+        self.touched.clear()
+
+    def add_result(self, process: ProcessRecord, task_id: bytes, status: int, outputs: m.Row) -> None:
+        """Send a process the result of a task at the end of this turn."""
+        process.results.append((task_id, status, outputs))
+        self.touched[process] = None
+
+    def take_last_result(self, process: ProcessRecord) -> m.Row:
+        """Take back the last result of a process."""
+        row = process.results.pop()
+        if not process.results:
+            del self.touched[process]
+        return row
+
+    def process_gone(self, process: ProcessRecord) -> None:
+        """Drop the results of a process that is gone."""
+        self.touched.pop(process, None)
 
     def report_to(self, process: ProcessRecord, task: TaskRecord) -> None:
         """Report an outcome to a repeated submitter."""
@@ -362,8 +399,7 @@ class Outcomes:
             status, row = self._failure_of(task, failed.status, failed.value if type(failed.value) is bytes else b"")
         else:
             status, row = OK, tuple(_pushed(record) for record in task.values())
-        process.results.append((task.id, status, row))
-        self.tables.touched[process] = None
+        self.add_result(process, task.id, status, row)
 
     def _failure_of(self, task: TaskRecord, status: int, payload: bytes) -> tuple[int, m.Row]:
         """Status and values of a failed task: if some exist, the submitter fetches each."""
@@ -394,7 +430,7 @@ class Outcomes:
             if record.is_here:
                 continue
             self.set_failure(record, status, payload)
-        self.tables.counts["tasks_failed"] += 1
+        self.tables.count("tasks_failed")
         task.function.failed += 1
         if status == FAILED and task.block is not None:  # The next daemon must not run it again.
             self.references.blocks.withdraw(task.id, task.block)
@@ -410,17 +446,17 @@ class Outcomes:
             self._unpin_places(worker, task)
         if task.function.actor is not None:
             ended = RemakeEnded if task.id in self.tables.remakes else ActorTaskEnded
-            self.tables.transitions.append(ended(task, worker, status, payload))
+            self.tables.report(ended(task, worker, status, payload))
         if task.function.stream is not None:
-            self.tables.transitions.append(StreamMakerEnded(task.id, status, payload))
+            self.tables.report(StreamMakerEnded(task.id, status, payload))
         self._unpin_row(task)
         for record in reversed(task.values()):  # The reader of the first value is announced last, and runs first.
             self.announce(record)
             if record.holders is None:
-                self.tables.spare.append(record)
+                self.references.to_collect.append(record)
         if task.outputs == ():
             task.end_as(status)
-            self.tables.spare.append(task)
+            self.references.to_collect.append(task)
         process = self.tables.processes.get(task.submitter)
         if status == OK:
             row: m.Row = tuple(_pushed(record) for record in task.values())
@@ -428,7 +464,7 @@ class Outcomes:
             status, row = self._failure_of(task, status, payload)
         if process is not None:
             process.results.append((task.id, status, row))
-            self.tables.touched[process] = None
+            self.touched[process] = None
         if task.rare is not None:
             self._send_to_others(task, status, row)
 
@@ -443,7 +479,7 @@ class Outcomes:
                 task.finish()
                 worker.inflight.pop(row[0], None)
                 del self.tables.tasks[row[0]]
-            self.tables.delegated_ends.append((task, OK, outputs, None, ()))
+            self.delegated_ends.append((task, OK, outputs, None, ()))
             return
         contained = contained_in((task.id, task.attempt, status, outputs), extra) if status != LOST else ()
         if not all(map(self.references.may_travel, contained)):
@@ -460,9 +496,9 @@ class Outcomes:
             )
         self.references.pin(contained)
         self.remove_delegated(task)
-        self.tables.delegated_ends.append((task, status, outputs, extra, contained))
+        self.delegated_ends.append((task, status, outputs, extra, contained))
         if task.function.actor is not None:
-            self.tables.transitions.append(GuestTaskEnded(task, worker if status != LOST else None, status))
+            self.tables.report(GuestTaskEnded(task, worker if status != LOST else None, status))
 
     def remove_delegated(self, task: TaskRecord) -> None:
         """Remove a delegated task."""
@@ -472,7 +508,7 @@ class Outcomes:
             worker.inflight.pop(task.id, None)
             self._unpin_places(worker, task)
         self._unpin_row(task)
-        self.tables.tasks.pop(task.id, None)
+        self.tables.drop_task(task.id)
 
     def retain_for_home(self, identifier: bytes, home: bytes, worker: WorkerRecord, value: object, refs: m.Ids) -> object:
         """Retain a large value for its home. Return its size, or a small value."""
@@ -487,7 +523,7 @@ class Outcomes:
         else:
             self.set_value(record, value, refs, worker.process.incarnation if worker.process else b"", False)
             self.announce(record)
-            self.tables.spare.append(record)  # Requests for it may have ended meanwhile.
+            self.references.to_collect.append(record)  # Requests for it may have ended meanwhile.
         return value[1]
 
     def _lost_elsewhere(self, task: TaskRecord, node: WorkerRecord, outputs: m.Row) -> None:
@@ -532,12 +568,11 @@ class Outcomes:
             for incarnation in set(rare.submitters) - {task.submitter}:
                 process = self.tables.processes.get(incarnation)
                 if process is not None:
-                    process.results.append((task.id, status, row))
-                    self.tables.touched[process] = None
+                    self.add_result(process, task.id, status, row)
             rare.submitters = ()
         if rare.unfinished:
             rare.unfinished = False
-            self.tables.finished.append(task)
+            self.ended_entrusted.append(task)
 
     def _unpin_row(self, task: TaskRecord) -> None:
         row = task.row
@@ -574,18 +609,17 @@ class Outcomes:
             self.set_failure(record, status, payload)
         self.announce(record)
         if record.holders is None:
-            self.tables.spare.append(record)
+            self.references.to_collect.append(record)
 
     def hand_over(self, record: AnyObject, incarnation: bytes) -> None:
         """Send a value: an inline one at once, else when it is located."""
         if incarnation in self.tables.nodes:
-            self.tables.for_nodes.append((incarnation, record))
+            self.tables.transfers.for_nodes.append((incarnation, record))
         elif isinstance(record.value, Elsewhere):
             record.add_fetchers(incarnation)
-            self.tables.want(record)
+            self.tables.transfers.want(record)
         elif type(record.value) is Stored:
-            self.tables.locates.append((record.object_id, incarnation))
-            self.tables.locating.setdefault(record.object_id, []).append(incarnation)
+            self.tables.store.locate_for(record.object_id, incarnation)
         else:
             process = self.tables.processes.get(incarnation)
             if process is not None:
@@ -594,10 +628,10 @@ class Outcomes:
     def make_ready(self, task: TaskRecord, front: bool = False) -> None:
         """Queue a ready task, in ``front`` if an input was just made or it was ready before."""
         task.ready()
-        self.tables.became_ready += 1
+        self.ready_changes += 1
         queue = self.tables.queue_of(task)
         if task.rare is not None and task.rare.demand_queue is queue and queue.token not in self.tables.queues and not queue.job.ended:
-            queue = task.rare.demand_queue = self.tables.queue_for(queue.job, queue.shape)  # The queue was removed while unneeded.
+            queue = task.rare.demand_queue = self.tables.queues.of(queue.job, queue.shape)  # The queue was removed while unneeded.
         if not task.row[3]:
             line = queue.tasks
         else:
@@ -610,10 +644,9 @@ class Outcomes:
         else:
             line.append(task)
 
-    def take_with_inputs(self) -> list[TaskRecord]:
-        """Take the tasks with dependencies that became ready."""
-        tasks, self.with_inputs = self.with_inputs, []
-        return tasks
+    def note_ready(self) -> None:
+        """Note that tasks became ready, or went where others may wait for them."""
+        self.ready_changes += 1
 
     def reads_large(self, task: TaskRecord) -> bool:
         """Whether a task reads an existing large value."""
@@ -639,7 +672,7 @@ class Outcomes:
         self._once_more(task, front)
 
     def _once_more(self, task: TaskRecord, front: bool = True) -> None:
-        self.tables.counts["retries"] += 1
+        self.tables.count("retries")
         self._detach(task)
         self.renumber(task)
         if self.tables.unsettled is None or task.function.actor is not None:

@@ -5,6 +5,7 @@ A value without a task is read from the control store if it is durable, made aga
 
 from __future__ import annotations
 
+from zfabric.machines.local_scheduler.channel import TurnOutbox
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored, copies_of
 from zfabric.machines.local_scheduler.records import DONE, FORMER, AnyObject, ObjectRecord, TaskRecord
 from zfabric.machines.local_scheduler.references import References
@@ -29,6 +30,8 @@ class Rebuilding:
         self.tables = tables
         self.references = references
         self.outcomes = outcomes
+        self.durable_wanted: TurnOutbox[tuple[bytes, str]] = TurnOutbox()
+        """Durable values to read from the head, and why."""
 
     def rebuild(self, record: AnyObject, reason: str) -> str:
         """Run a lost value's task again, after its inputs' tasks, without recursion: chains are long. Return why that is impossible, or
@@ -83,7 +86,7 @@ class Rebuilding:
         if isinstance(record, TaskRecord) or not record.durable:
             return False
         record.expect(self.tables.inline)
-        self.tables.durable_wanted.append((record.object_id, reason))
+        self.durable_wanted.append((record.object_id, reason))
         return True
 
     def _remake(self, record: AnyObject, reason: str) -> bool:
@@ -91,19 +94,19 @@ class Rebuilding:
         if self.tables.maker_of(record.object_id) is None:
             return False
         record.expect(self.tables.inline)
-        self.tables.transitions.append(RemakeWanted(record, reason))
+        self.tables.report(RemakeWanted(record, reason))
         return True
 
     def _run_again(self, task: TaskRecord, inputs: list[AnyObject]) -> None:
         self.references.revive(task)
-        self.tables.failures.pop(task.id, None)
+        self.tables.forget_failure(task)
         unresolved = 0
         for needed in inputs:
             needed.pin()
             self.tables.ledger.hold(needed)
             if needed.status == PENDING:
                 unresolved += 1
-                self.tables.want(needed)
+                self.tables.transfers.want(needed)
                 needed.add_dependent(task)
         self.references.pin(task.contains())
         for value in task.values():
@@ -114,7 +117,7 @@ class Rebuilding:
         if self.tables.unsettled is not None:  # Another node may have the value, and is yet to register.
             self.tables.unsettled[task] = None
             unresolved += 1
-        self.tables.counts["rebuilds"] += 1
+        self.tables.count("rebuilds")
         if unresolved:
             task.wait(unresolved)
         else:
@@ -122,7 +125,7 @@ class Rebuilding:
 
     def lost(self, identifier: bytes, reason: str) -> None:
         """Handle a value without a copy in the store, or (``full:``) without room."""
-        askers = self.tables.locating.pop(identifier, [])
+        askers = self.tables.store.take_waiting(identifier)
         record = self.tables.find(identifier)
         if record is None or type(record.value) is not Stored:
             return
@@ -160,7 +163,7 @@ class Rebuilding:
         """Handle the loss of a value at another node; it is rebuilt if something waits."""
         if self._take_copy(record):
             return
-        self.tables.unwanted.append(record.object_id)  # The rebuilt value may differ.
+        self.tables.transfers.unwanted.append(record.object_id)  # The rebuilt value may differ.
         record.lose(self.tables.inline)
         stream = self.tables.streams.get(record.object_id[:TASK_BYTES])
         if record.fetchers or record.dependents or (stream is not None and not stream.closed):
@@ -180,7 +183,7 @@ class Rebuilding:
         record.arrive(found, self.tables.inline)
         self.tables.send_to_node(place, m.RetainCopies((record.object_id,)))
         if record.fetchers or record.dependents:
-            self.tables.want(record)
+            self.tables.transfers.want(record)
         return True
 
     def durable_found(self, now: float, about: tuple[bytes, str], answer: m.Found) -> None:
@@ -201,7 +204,7 @@ class Rebuilding:
             record.fail(FAILED, pack_failure(kind, f"object {short(identifier)} {text}"), self.tables.inline)
         self.outcomes.announce(record)
         if record.holders is None:
-            self.tables.spare.append(record)
+            self.references.collect_later(record)
 
     def _yield_again(self, record: AnyObject, reason: str) -> bool:
         """Have a stream yield a value again. False if it cannot.
@@ -215,7 +218,7 @@ class Rebuilding:
             return False
         record.expect(self.tables.inline)
         stream.pending[index_of(record.object_id) - 1] = record
-        self.tables.transitions.append(StreamWanted(stream, reason))
+        self.tables.report(StreamWanted(stream, reason))
         return True
 
     def _why_not_yielded(self, record: AnyObject) -> str:
@@ -232,7 +235,7 @@ class Rebuilding:
         """Rebuild a value, or record why not."""
         if record.home:  # Its home has the value, or decides what follows.
             record.expect(self.tables.inline)
-            self.tables.want(record)
+            self.tables.transfers.want(record)
             return
         if self._read(record, reason):
             return
@@ -266,5 +269,5 @@ class Rebuilding:
             if record.is_lost:
                 self.make_available(record)
             else:
-                self.tables.want(record)
+                self.tables.transfers.want(record)
         return True

@@ -49,6 +49,8 @@ class Stopping:
         self._deadlines = Deadlines(self._has_no_end)
         self.cancelled: dict[str, tuple[list[TaskRecord], list[bytes]]] = {}
         """What was cancelled recursively in this turn, by reason: tasks, calls."""
+        self.condemned: dict[bytes, None] = {}
+        """Id prefixes of children to cancel."""
         self._asked: dict[bytes, float] = {}
         """Dispatched tasks to stop, and when to ask again."""
         self._since: dict[bytes, float] = {}
@@ -160,7 +162,7 @@ class Stopping:
         if worker is None or not worker.pid or worker.shared:
             return False
         waits = any(blocked.task_id == task.id for blocked in worker.blocked_tasks)
-        self.tables.effects.append(KillProcess(worker.pid, reason, b"" if waits else task.id))
+        self.tables.emit(KillProcess(worker.pid, reason, b"" if waits else task.id))
         return True
 
     def end_of_turn(self, now: float) -> None:
@@ -234,8 +236,12 @@ class Stopping:
         )
         return [task for task in found.values() if not _outlives_its_parent(task)]
 
+    def job_ended(self, job: bytes) -> None:
+        """Forget which children of a job to stop."""
+        self.condemned = {prefix: None for prefix in self.condemned if prefix[:JOB_BYTES] != job}
+
     def _condemn(self, prefixes: set[bytes]) -> None:
-        condemned = self.tables.condemned
+        condemned = self.condemned
         condemned.update(dict.fromkeys(prefixes))
         while len(condemned) > CONDEMNED_MAX:
             del condemned[next(iter(condemned))]
@@ -278,7 +284,7 @@ class Stopping:
     def stop_late(self, rows: m.Rows, now: float) -> None:
         """Stop children that arrive after a recursive cancel."""
         for row in rows:
-            if row[0][:PREFIX_BYTES] in self.tables.condemned:
+            if row[0][:PREFIX_BYTES] in self.condemned:
                 task = self.tables.tasks.get(row[0])
                 if task is not None and not _keeps_its_outcome(task) and not _outlives_its_parent(task):
                     for each in self.with_children([task]):
@@ -352,7 +358,7 @@ class Stopping:
         self._ask_again(task_id, now)
         if late and task.function.delegated and task.rare.stopped == "run_timeout" and worker.pid and not worker.shared:
             reason = f"task {task.name} does not stop after its run_timeout"  # Its home does not know when it began.
-            self.tables.effects.append(KillProcess(worker.pid, reason, task_id))
+            self.tables.emit(KillProcess(worker.pid, reason, task_id))
         if worker.remote:
             recursive = task.rare.recursively and task.rare.stopped not in ("timeout", "run_timeout")
             self.tables.send_to_node(worker.token, m.StopDelegated(task_id, task.attempt, task.rare.stopped, recursive))
@@ -362,11 +368,11 @@ class Stopping:
             reason = f"task {task.name} was cancelled by force"
             if any(blocked.task_id == task_id for blocked in worker.blocked_tasks) and worker.pid:
                 worker.kill_reason = "cancelled"
-                self.tables.effects.append(KillProcess(worker.pid, reason))
+                self.tables.emit(KillProcess(worker.pid, reason))
                 return
             self.tables.send_to_control(worker, m.TakeBack((task_id,)))
             if late and worker.pid:  # Its process does not answer; an outcome may be unreported.
-                self.tables.effects.append(KillProcess(worker.pid, reason, task_id))
+                self.tables.emit(KillProcess(worker.pid, reason, task_id))
         else:
             self.tables.send_to_control(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
 

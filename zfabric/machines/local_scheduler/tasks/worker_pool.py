@@ -25,10 +25,20 @@ class WorkerPool:
         self.last_removed = 0.0
         self.cpus = max(1, -(-pool.total.get("CPU", RESOURCE_UNIT) // RESOURCE_UNIT))
 
+    def adopt(self, token: bytes, pid: int, now: float) -> None:
+        """Enter a worker of an earlier daemon."""
+        worker = self.tables.workers[token] = WorkerRecord(token, None, NO_ENVIRONMENT, now)
+        self.set_pid(worker, pid)
+
+    def set_pid(self, worker: WorkerRecord, pid: int) -> None:
+        """Note the pid of a worker that has begun."""
+        worker.pid = pid
+        self.tables.enter_pid(pid, worker)
+
     def remove(self, worker: WorkerRecord, now: float) -> None:
         """Remove a worker that has exited."""
         self.tables.workers.pop(worker.token, None)
-        self.tables.by_pid.pop(worker.pid, None)
+        self.tables.drop_pid(worker.pid)
         self.last_removed = now
 
     def idle_for(self, queue: ShapeQueue) -> WorkerRecord | None:
@@ -136,8 +146,8 @@ class WorkerPool:
         worker = WorkerRecord(token, job, environment, now)
         self.tables.workers[token] = worker
         variables, directory, paths = environment
-        self.tables.effects.append(SpawnWorker(token, job.id if job else b"", variables, directory, paths, 1))
-        self.tables.counts["workers_started"] += 1
+        self.tables.emit(SpawnWorker(token, job.id if job else b"", variables, directory, paths, 1))
+        self.tables.count("workers_started")
         return worker
 
     def end(self, worker: WorkerRecord, reason: str) -> None:
@@ -145,7 +155,7 @@ class WorkerPool:
         worker.state = ENDING
         worker.kill_reason = worker.kill_reason or reason
         if worker.pid:
-            self.tables.effects.append(KillProcess(worker.pid, reason))
+            self.tables.emit(KillProcess(worker.pid, reason))
 
     def end_once_unneeded(self, worker: WorkerRecord, reason: str) -> None:
         """Kill a worker once nobody waits for results of it alone."""

@@ -96,7 +96,7 @@ class Reclaiming:
         """Reclaim tasks that may run anywhere, and drop their strategy."""
         found = list(filter(self._may_run_anywhere, node.inflight.values()))
         for task in found:
-            task.facts().demand_queue = self.tables.queue_like(self.tables.queue_of(task), ())
+            task.facts().demand_queue = self.tables.queues.like(self.tables.queue_of(task), ())
             task.facts().moved = task.attempt
         self._reclaim(node, found)
 
@@ -192,7 +192,7 @@ class Reclaiming:
         """Place the returned tasks again."""
         node = self.tables.nodes.get(source[1:])
         if node is None:
-            self.tables.counts["refused"] += 1
+            self.tables.count("refused")
             return
         tasks = [node.inflight[task_id] for task_id in message.task_ids if task_id in node.inflight]
         if message.reason == "blocked":
@@ -208,7 +208,7 @@ class Reclaiming:
         self.outcomes.give_back(tasks)
         for queue, receiver, count in receivers:  # Dealt out evenly, half of them would return to where they were.
             self.delegations.give(queue, receiver, count, now)
-        self.tables.counts["reclaimed"] += len(tasks)
+        self.tables.count("reclaimed", len(tasks))
 
 
 class Returns:
@@ -280,5 +280,5 @@ class Returns:
     def _return(self, home: bytes, tasks: list[TaskRecord], reason: str) -> None:
         for task in tasks:
             self.outcomes.remove_delegated(task)
-        self.tables.counts["handed_back" if reason else "returned"] += len(tasks)
+        self.tables.count("handed_back" if reason else "returned", len(tasks))
         self.tables.send_to_node(home, m.Reclaimed(tuple(task.id for task in tasks), reason))

@@ -66,7 +66,7 @@ class PlacementRequests:
         self._waits: dict[int, _Wait] = {}
         """Queues that have tasks, by token."""
         self._asked: dict[int, _Question] = {}
-        self._first = crc32(tables.node)
+        self._first = crc32(tables.cluster.node)
         """The global scheduler to ask first; nodes share them."""
 
     # -- demands that this node cannot meet --
@@ -96,7 +96,7 @@ class PlacementRequests:
         if self.unmet:
             tables.deadlines.note(UNMET)
         if rows:
-            tables.send(tables.placers[0], m.Place(tuple(rows)))
+            tables.send(tables.cluster.placers[0], m.Place(tuple(rows)))
 
     def tick(self, now: float) -> None:
         """Warn drivers once of each demand that no node meets."""
@@ -137,7 +137,7 @@ class PlacementRequests:
             if times is not None:
                 self._asked[token] = _Question(now, times)
                 seconds = FOR_LIFE if queue.actors else mean_of(queue) or 0.0
-                placer = tables.placers[(self._first + times) % len(tables.placers)]
+                placer = tables.cluster.placers[(self._first + times) % len(tables.cluster.placers)]
                 questions[placer].append((token, queue.demand, len(queue), seconds, self._inputs(queue)))
         for placer, rows in questions.items():
             self.heartbeats.send(placer)
@@ -271,7 +271,7 @@ class Starvation:
             self._begin(now)
             return
         self._due = now + max(self.tables.config.collect_seconds, (now - self.since) * 1.5)
-        self.tables.counts["collections"] += 1
+        self.tables.count("collections")
         for worker in self.tables.workers.values():
             if worker.state != STARTING:
                 self.tables.send_to_control(worker, m.CollectGarbage())

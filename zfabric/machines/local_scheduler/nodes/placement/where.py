@@ -45,7 +45,7 @@ class Placement:
 
     def send_to_inputs(self, now: float) -> None:
         """Send tasks that became ready to their inputs, where that is sooner."""
-        for task in self.outcomes.take_with_inputs():
+        for task in self.outcomes.with_inputs.take():
             queue = self.tables.queue_of(task)
             if task.state != READY or queue.for_life or not is_own_work(queue):
                 continue
@@ -56,12 +56,12 @@ class Placement:
                 task.assign(node)
                 queue.stop_one()  # The queue skips it from now on.
                 self.delegations.send(queue, node, [task])
-                self.tables.counts["sent_to_inputs"] += 1
+                self.tables.count("sent_to_inputs")
 
     def _node_of_inputs(self, task: TaskRecord) -> NodeRecord | None:
         """The node with most bytes of its inputs, if it can start there before they can be here."""
         bytes_at = bytes_by_node(self.tables, dict.fromkeys(task.row[3]))
-        here = bytes_at.pop(self.tables.node, 0)
+        here = bytes_at.pop(self.tables.cluster.node, 0)
         place = max(bytes_at, key=lambda each: bytes_at[each], default=b"")
         node = self.tables.nodes.get(place)
         if node is None or not node.is_ready or node.draining:
@@ -94,7 +94,7 @@ class Placement:
             return
         hard = [term for term in queue.strategy if term[0] == "hard"]
         nodes = [node for node in self.tables.nodes.values() if accepts(node.labels, hard) and not node.draining]
-        here = accepts(self.tables.labels, hard)
+        here = accepts(self.tables.cluster.labels, hard)
         if not nodes and not here:
             self._nowhere(queue, hard, now)
             return
@@ -111,7 +111,7 @@ class Placement:
         queue.infeasible_since = None
         soft = [term for term in queue.strategy if term[0] == "soft"]
         able = [*others, *((None,) if here else ())]
-        preferred = [node for node in able if accepts(self.tables.labels if node is None else node.labels, soft)]
+        preferred = [node for node in able if accepts(self.tables.cluster.labels if node is None else node.labels, soft)]
         if soft and not preferred and any(accepts(node.labels, soft) for node in nodes if not node.is_ready):
             return  # A preferred node has just joined, or its daemon is restarted.
         roomy = [node for node in preferred if self._has_room(node, queue)]
@@ -166,7 +166,7 @@ class Placement:
         self._move(queue, queue.strategy[1:])
 
     def _move(self, queue: ShapeQueue, strategy: Strategy) -> None:
-        queue.move_to(self.tables.queue_like(queue, strategy))
+        queue.move_to(self.tables.queues.like(queue, strategy))
 
     def _nowhere(self, queue: ShapeQueue, hard: list[tuple[str, str, str, tuple[str, ...]]], now: float) -> None:
         """Fail tasks for a missing node; tasks for labels wait."""
@@ -199,7 +199,7 @@ def bytes_by_node(tables: Tables, object_ids: Iterable[bytes]) -> Counter[bytes]
     found: Counter[bytes] = Counter()
     for record in map(tables.find, object_ids):
         if record is not None and isinstance(record.value, Stored | Elsewhere):
-            found[record.value.place if isinstance(record.value, Elsewhere) else tables.node] += record.value.size
+            found[record.value.place if isinstance(record.value, Elsewhere) else tables.cluster.node] += record.value.size
     return found
 
 
