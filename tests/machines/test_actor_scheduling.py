@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from scheduler_alone import DRIVER, FUNCTION, JOB, OWN, Node, died, row, task_id
 
-from zfabric.machines.local_scheduler.lifecycle.job_shutdown import SHUTDOWN_SECONDS
+from zfabric.machines.local_scheduler.lifecycle.jobs import SHUTDOWN_SECONDS
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure

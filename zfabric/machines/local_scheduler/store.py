@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container
 
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
@@ -68,13 +68,15 @@ class NodeStore:
 
     def take_batches(self) -> list[Effect]:
         """Take what is to be sent, in order."""
-        batches: tuple[tuple[Iterable[object], Callable[[tuple], m.Message]], ...] = (  # type: ignore[type-arg]
-            (self._sealed, m.Sealed),
-            (self._absorbed, m.Absorb),
-            (self._locates, m.Locate),
-            (self._freed, m.Free),
-        )
-        messages = [*self._ahead, *(kind(tuple(batch)) for batch, kind in batches if batch)]
+        messages = self._ahead
+        if self._sealed:
+            messages.append(m.Sealed(tuple(self._sealed)))
+        if self._absorbed:
+            messages.append(m.Absorb(tuple(self._absorbed)))
+        if self._locates:
+            messages.append(m.Locate(tuple(self._locates)))
+        if self._freed:
+            messages.append(m.Free(tuple(self._freed)))
         self.is_due = False
         self._ahead, self._sealed, self._absorbed, self._locates, self._freed = [], [], [], [], []
         return [Send(self.address, each) for each in messages] if self.address is not None else []

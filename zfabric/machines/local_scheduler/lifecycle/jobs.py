@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.tables import pack_row
+from zfabric.machines.local_scheduler.actor_records import ActorRecord
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.actors.remakes import Remakes
-from zfabric.machines.local_scheduler.due import TOMBSTONES
+from zfabric.machines.local_scheduler.due import SHUTDOWN, TOMBSTONES
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.detached import DetachedActors
-from zfabric.machines.local_scheduler.lifecycle.job_shutdown import JobShutdown
 from zfabric.machines.local_scheduler.records import JobRecord, TaskRecord
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.reports.events import Events
@@ -34,14 +34,61 @@ from zfabric.machines.local_scheduler.transitions import JobOver
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, Address, job_id, short, unpack_counter
-from zfabric.protocol.messages import FAILED
+from zfabric.protocol.messages import ALIVE, FAILED
 
 ELSEWHERE = "elsewhere"
 """Status of a job row on a node that is not the home."""
 TOMBSTONES_KEPT = 1000
 """Tombstones that are retained, for users."""
+SHUTDOWN_SECONDS = 3.0
+"""Seconds that a job's end waits for actors."""
 ENDED_JOBS_MOST = 100
 """Ended jobs whose tasks have yet to enter the time series, each second."""
+
+
+class JobShutdown:
+    """Delays the end of a program with actors that define ``__exit__`` or ``__del__``.
+
+    When its driver exits cleanly, these are retired, after the calls already made; the job ends when they have, at the latest after three
+    seconds. If the driver dies, they are killed at once.
+    """
+
+    def __init__(self, actors: ActorDirectory) -> None:
+        self.actors = actors
+        self.until: dict[JobRecord, float] = {}
+        """Jobs of exited drivers, with their latest end."""
+
+    def begin(self, job: JobRecord, now: float) -> bool:
+        """Retire these actors of a job. Return False without any."""
+        actors = self._with_farewell(job)
+        for record in actors:
+            self.actors.retire(record, "its program has ended")
+        if actors:
+            self.until[job] = now + SHUTDOWN_SECONDS
+            self.actors.tables.deadlines.note(SHUTDOWN, self.until[job])
+        return bool(actors)
+
+    def _with_farewell(self, job: JobRecord) -> list[ActorRecord]:
+        return [
+            record
+            for record in self.actors.of(job)
+            if record.state == ALIVE and record.worker is not None and not record.detached and record.task.option("farewell", False)
+        ]
+
+    def take_over(self, now: float) -> list[JobRecord]:
+        """Take jobs whose actors have ended, or whose time is up."""
+        over = []
+        for job, until in list(self.until.items()):
+            if job.ended or job.driver is None:
+                del self.until[job]
+            elif now >= until or not self._with_farewell(job):
+                del self.until[job]
+                over.append(job)
+        return over
+
+    def next_deadline(self) -> float | None:
+        """When a job's time is up."""
+        return min(self.until.values(), default=None)
 
 
 class _LastRows(NamedTuple):

@@ -4,7 +4,6 @@ from typing import Any
 
 import zfabric.util as _util
 from zfabric.ray_mode.absent import submodules
-from zfabric.ray_mode.annotations import Deprecated, DeveloperAPI, PublicAPI
 from zfabric.util import (
     ActorPool,
     as_completed,
@@ -22,6 +21,16 @@ from zfabric.util import (
 )
 
 _load = submodules(__name__)
+
+
+def _unchanged(*args: Any, **options: Any) -> Any:
+    """Return the decorated object, or a decorator that does: these decorators declare how stable a name is."""
+    if len(args) == 1 and not options and callable(args[0]):
+        return args[0]
+    return lambda named: named
+
+
+PublicAPI = DeveloperAPI = Deprecated = _unchanged
 
 
 def get_node_instance_id() -> str:
