@@ -23,7 +23,7 @@ from zfabric.protocol.ids import (  # fmt: skip
 )
 from zfabric.protocol.inside import with_refs
 from zfabric.protocol.messages.cluster import KEY_BYTES
-from zfabric.protocol.messages.delegation import LEVELS, RETURN_REASONS
+from zfabric.protocol.messages.delegation import LEVELS, RETIRED, RETURN_REASONS
 from zfabric.protocol.messages.failover import PENDING
 from zfabric.protocol.messages.relays import LOG_TABLES
 from zfabric.protocol.messages.rows import STOP_REASONS
@@ -128,8 +128,13 @@ def delegate(about: Any, functions: Any, rows: Any, *rest: Any) -> m.Delegate:
 
 def entries(pool: Pool, *kinds: str) -> Strategy:
     """Entries of a ledger."""
-    of_tasks = {m.ENTRUSTED, m.UNFINISHED}
-    return many(st.one_of([st.tuples(st.just(kind), many(pool.tasks if kind in of_tasks else pool.objects)) for kind in kinds]))
+    others = {
+        **dict.fromkeys((m.ENTRUSTED, m.UNFINISHED, m.GRANTED, m.TAKEN), pool.tasks),
+        m.LIVING: pool.jobs,
+        m.LEAVING: pool.nodes,
+        m.NAME: st.tuples(pool.tasks, texts, texts),
+    }
+    return many(st.one_of([st.tuples(st.just(kind), many(others.get(kind, pool.objects))) for kind in kinds]))
 
 
 def entrust(number: int, job: bytes, functions: Any, rows: Any, homes: Any) -> m.Entrust:
@@ -199,7 +204,9 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
             homes,
             pool.attempts,
         ),
-        "StopDelegated": st.builds(m.StopDelegated, pool.tasks, pool.attempts, st.sampled_from(sorted(STOP_REASONS)), st.booleans()),
+        "StopDelegated": st.builds(
+            m.StopDelegated, pool.tasks, pool.attempts, st.sampled_from([*sorted(STOP_REASONS), RETIRED]), st.booleans()
+        ),
         "StopChildren": st.builds(m.StopChildren, many(exactly(12), 2), tasks, st.sampled_from(sorted(STOP_REASONS))),
         "Cancel": st.builds(m.Cancel, objects, st.booleans(), st.booleans()),
         "Reclaim": st.builds(m.Reclaim, tasks),
@@ -208,25 +215,21 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "RelayedYields": st.builds(m.RelayedYields, numbers, many(yields, 3), homes),
         "AllowYields": st.builds(m.AllowYields, pool.tasks, st.just(m.CLOSE) | st.integers(0, 100)),
         "EndsReceived": st.builds(m.EndsReceived, numbers, many(st.tuples(exactly(INCARNATION_BYTES), numbers), 3)),
-        "RunningDelegated": st.builds(m.RunningDelegated, many(st.tuples(pool.tasks, pool.attempts), 3)),
         "ClaimValues": st.builds(m.ClaimValues, many(st.tuples(pool.objects, many(pool.objects, 2)), 3), homes),
-        "RetainedValues": st.builds(m.RetainedValues, many(st.tuples(pool.objects, numbers, many(pool.objects, 2)), 3), homes),
         "UpdateLedger": st.builds(
             m.UpdateLedger,
             numbers,
-            entries(pool, m.HOLD, m.SEARCH, m.ROW),
-            entries(pool, m.HOLD, m.ROW, m.ENTRUSTED, m.UNFINISHED),
+            entries(pool, m.HOLD, m.SEARCH, m.ROW, m.LIVING, m.LEAVING, m.COPY, m.NAME),
+            entries(pool, m.HOLD, m.ROW, m.ENTRUSTED, m.UNFINISHED, m.LIVING, m.NAME),
         ),
-        "LedgerUpdated": st.builds(m.LedgerUpdated, numbers, entries(pool, m.SEARCH, m.ENTRUSTED)),
+        "LedgerUpdated": st.builds(m.LedgerUpdated, numbers, entries(pool, m.SEARCH, m.ENTRUSTED, m.COPIED, m.GRANTED, m.TAKEN)),
         "FetchValues": st.builds(m.FetchValues, objects),
         "FetchedValues": st.builds(m.FetchedValues, many(fetched), homes),
-        "NodeDraining": st.just(m.NodeDraining()),
-        "CopyValues": st.builds(m.CopyValues, objects),
-        "ValuesCopied": st.builds(m.ValuesCopied, objects),
         "CopyLost": st.builds(m.CopyLost, pool.objects, texts),
-        "RetainCopies": st.builds(m.RetainCopies, many(pool.objects)),
         "Entrust": st.builds(entrust, numbers, pool.jobs, functions, task_rows, homes),
-        "Remains": st.builds(m.Remains, pool.nodes, many(remains, 3), homes, many(st.tuples(pool.tasks, pool.attempts), 2), st.booleans()),
+        "Holdings": st.builds(
+            m.Holdings, st.just(b"") | pool.nodes, many(remains, 3), homes, many(st.tuples(pool.tasks, pool.attempts), 2), st.booleans()
+        ),
         "TookOver": st.builds(m.TookOver, pool.nodes),
         "Write": st.builds(
             m.Write,
@@ -248,15 +251,11 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "KeyAnswer": st.builds(m.KeyAnswer, numbers, many(st.booleans() | payloads, 3), texts, texts),
         "FindActors": st.builds(m.FindActors, tasks),
         "ActorLocations": st.builds(m.ActorLocations, many(locations, 3)),
-        "ClaimName": st.builds(m.ClaimName, pool.tasks, texts, texts),
-        "NameClaimed": st.builds(m.NameClaimed, pool.tasks, pool.tasks),
-        "FreeName": st.builds(m.FreeName, pool.tasks, texts, texts),
         "KillActor": st.builds(m.KillActor, pool.tasks, st.booleans()),
         "CallerGone": st.builds(m.CallerGone, exactly(INCARNATION_BYTES)),
         "RelayedCalls": st.builds(m.RelayedCalls, pool.tasks, pool.attempts, many(calls, 3), exactly(INCARNATION_BYTES), homes),
         "RelayedReceipt": st.builds(m.RelayedReceipt, pool.tasks, tasks, st.booleans(), exactly(INCARNATION_BYTES)),
         "StopRelayed": st.builds(m.StopRelayed, pool.tasks, pool.tasks, st.sampled_from(sorted(STOP_REASONS))),
-        "RetireActor": st.builds(m.RetireActor, pool.tasks, pool.attempts, st.booleans()),
         "ActorExiting": st.builds(m.ActorExiting, pool.tasks),
         "LifeEnded": st.builds(
             m.LifeEnded,
@@ -283,7 +282,6 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "CallsEnded": st.builds(m.CallsEnded, numbers, many(call_ends, 3), homes),
         "EndJob": st.builds(m.EndJob, pool.jobs),
         "JobGone": st.builds(m.JobGone, pool.jobs),
-        "JobLives": st.builds(m.JobLives, pool.jobs, st.booleans()),
         "JobOutput": st.builds(
             m.JobOutput,
             pool.jobs,
@@ -298,7 +296,6 @@ def node_messages(pool: Pool = Pool()) -> dict[str, Strategy]:  # noqa: B008
         "Written": st.builds(m.Written, numbers, st.booleans(), texts),
         "AskRoom": st.builds(m.AskRoom, numbers),
         "NodeRoom": st.builds(m.NodeRoom, numbers, amounts, amounts),
-        "RoomGrew": st.just(m.RoomGrew()),
         "PrepareBundles": st.builds(m.PrepareBundles, pool.tasks, numbers, st.booleans(), bundles),
         "BundlesPrepared": st.builds(m.BundlesPrepared, pool.tasks, numbers, st.booleans()),
         "HoldBundles": st.builds(m.HoldBundles, many(st.tuples(pool.tasks, small, st.booleans()), 3)),

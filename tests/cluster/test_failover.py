@@ -113,7 +113,7 @@ def test_a_child_of_a_task_that_ran_on_a_dead_node_is_made_again() -> None:
         kills={2: 1.0},
     )
     assert run.counts()["Entrust"] == 1
-    assert run.counts()["Remains"] == 0, "no other node knew the dead one"
+    assert run.counts()["Holdings"] == 0, "no other node knew the dead one"
     assert sorted(run.begun().values()) == [1, 2], "the child once more, and its parent not at all"
 
 
@@ -218,7 +218,7 @@ def test_a_task_on_a_third_node_reads_what_a_dead_node_had_submitted() -> None:
         kills={2: 1.0},
         nodes=3,
     )
-    assert run.counts()["Remains"] >= 1
+    assert run.counts()["Holdings"] >= 1
 
 
 def test_a_task_reads_what_is_at_home_on_a_third_node_after_who_lent_it_has_let_go() -> None:

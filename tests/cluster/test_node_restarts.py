@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from faults import descendants, eventually, name_of, on_node
-from ledger_updates import found, held, holding, released, searching
+from ledger_updates import claimed, decided, found, freed, held, holding, leaving, living, released, retains, runs, searching
 from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OLD, OWN, Node, Restarted, died, ref, row, task_id
 
 import zfabric as zf
@@ -264,12 +264,29 @@ def test_a_node_that_is_drained_says_so_to_a_new_daemon_before_anything_else(pee
     peer.scheduler.draining.drain(0.0, force=True)
     told(peer, C)
     hear(peer, C, anew(NEW))
-    assert told(peer, C)[:2] == [m.RegisterNode(m.PROTOCOL_VERSION, OWN, NEW), m.NodeDraining()]
+    assert told(peer, C)[:2] == [m.RegisterNode(m.PROTOCOL_VERSION, OWN, NEW), leaving(SELF)]
+
+
+def test_a_restarted_home_is_asked_again_to_copy_the_values_of_a_drained_node(peer: Peer) -> None:
+    """Else the node would wait for ever: its home's next daemon does not know that it is to copy them."""
+    worker = peer.delegated(1)
+    peer.complete(worker, 1, OF_A, m.OK, (4096, 200_000))
+    hear(peer, A, m.EndsReceived(1))
+    peer.scheduler.draining.drain(0.0, force=True)
+    told(peer, A)
+    peer.turn()
+    asked = m.UpdateLedger(0, ((m.LEAVING, (SELF,)), (m.COPY, (ref(1),))))
+    assert asked in told(peer, A)
+    hear(peer, A, anew(NEW))
+    repeated = told(peer, A)
+    assert repeated.index(asked) < repeated.index(m.Ready())
+    hear(peer, A, again(NEW), m.Ready(), m.LedgerUpdated(0, ((m.COPIED, (ref(1),)),)), anew(NEWER))
+    assert leaving(SELF) in told(peer, A), "nothing is left to copy"
 
 
 def test_attempts_that_a_restarted_executor_does_not_report_run_again_and_others_go_on(peer: Peer) -> None:
     peer.delegate(0, 1, 2)
-    hear(peer, C, anew(NEW), again(NEW), m.RunningDelegated(((task_id(1), OF_SELF), (task_id(9), OF_SELF))), m.Ready())
+    hear(peer, C, anew(NEW), again(NEW), runs(((task_id(1), OF_SELF), (task_id(9), OF_SELF))), m.Ready())
     node = peer.scheduler.tables.nodes[C]
     assert list(node.inflight) == [task_id(1)]
     assert [peer.scheduler.tables.tasks[task_id(number)].attempt for number in (0, 1, 2)] == [OF_SELF + 1, OF_SELF, OF_SELF + 1]
@@ -287,9 +304,9 @@ def test_an_executor_repeats_what_runs_and_the_ends_that_are_not_acknowledged_to
     (ended,) = told(peer, A)
     peer.delegated(2)
     hear(peer, A, anew(NEW))
-    assert told(peer, A)[1:] == [m.RunningDelegated(((task_id(1), OF_A), (task_id(2), OF_A))), m.Ready(), ended]
+    assert told(peer, A)[1:] == [runs(((task_id(1), OF_A), (task_id(2), OF_A))), m.Ready(), ended]
     hear(peer, A, again(NEW), m.Ready(), m.EndsReceived(1), anew(NEWER))
-    assert told(peer, A)[1:] == [m.RunningDelegated(((task_id(2), OF_A),)), m.Ready()]
+    assert told(peer, A)[1:] == [runs(((task_id(2), OF_A),)), m.Ready()]
 
 
 def test_a_borrower_repeats_its_holds_and_its_open_requests(peer: Peer) -> None:
@@ -352,7 +369,7 @@ def test_a_node_reports_the_values_that_it_retains_to_a_restarted_home(peer: Pee
     hear(peer, A, m.EndsReceived(1))
     told(peer, A)
     hear(peer, A, anew(NEW))
-    assert told(peer, A)[1:] == [m.RetainedValues(((ref(1), 200_000, ()),), ()), m.Ready()]
+    assert told(peer, A)[1:] == [retains(((ref(1), 200_000, ()),), ()), m.Ready()]
 
 
 def test_the_end_of_a_job_is_repeated_to_a_new_daemon(peer: Peer) -> None:
@@ -369,20 +386,20 @@ def test_the_end_of_a_job_is_repeated_to_a_new_daemon(peer: Peer) -> None:
 
 def test_a_job_goes_on_without_its_driver_for_detached_actors_of_another_node_until_it_has_none(peer: Peer) -> None:
     peer.driver()
-    hear(peer, C, m.JobLives(JOB, True))
+    hear(peer, C, living(JOB))
     peer.send(CLIENT + DRIVER, m.Goodbye())
     assert len(peer.take(m.Farewell)) == 1
     assert told(peer, A) == told(peer, C) == []
-    hear(peer, C, anew(NEW), again(NEW), m.JobLives(JOB, True), m.Ready())
+    hear(peer, C, anew(NEW), again(NEW), living(JOB), m.Ready())
     assert m.EndJob(JOB) not in told(peer, A)
-    hear(peer, C, m.JobLives(JOB, False))
+    hear(peer, C, living(JOB, False))
     assert told(peer, A) == [m.EndJob(JOB)]
 
 
 @pytest.mark.parametrize("dies", [True, False])
 def test_a_job_ends_with_the_node_of_its_detached_actors_or_if_its_next_daemon_has_none(peer: Peer, dies: bool) -> None:
     peer.driver()
-    hear(peer, C, m.JobLives(JOB, True))
+    hear(peer, C, living(JOB))
     peer.send(CLIENT + DRIVER, m.Goodbye())
     if dies:
         table(peer, 2, A)
@@ -397,7 +414,7 @@ def test_a_driver_that_ends_while_a_node_registers_may_have_detached_actors_ther
     peer.driver()
     hear(peer, C, anew(NEW), again(NEW))
     peer.send(CLIENT + DRIVER, m.Goodbye())
-    hear(peer, C, m.JobLives(JOB, True), m.Ready())
+    hear(peer, C, living(JOB), m.Ready())
     assert told(peer, A) == [], "the job goes on"
     assert len(peer.take(m.Farewell)) == 1
 
@@ -407,13 +424,13 @@ def test_the_home_of_a_job_is_told_of_detached_actors_before_the_end_of_the_task
     child = child_prefix(JOB, task_id(1), 0, salt_of(OF_A)) + bytes(4)
     peer.send(CLIENT + worker, m.Export(((b"A" * 16, "Actor", b"payload", (("actor", b"Actor"), ("detached", True))),)))
     peer.send(CLIENT + worker, m.Submit(((child, b"A" * 16, b"", ()),)))
-    assert told(peer, A) == [m.JobLives(JOB, True)]
+    assert told(peer, A) == [living(JOB)]
     hear(peer, A, anew(NEW))
     repeated = told(peer, A)
-    assert repeated.index(m.JobLives(JOB, True)) < repeated.index(m.Ready())
+    assert repeated.index(living(JOB)) < repeated.index(m.Ready())
     hear(peer, A, again(NEW), m.Ready())
     peer.send(CLIENT + worker, m.KillActor(child, True))
-    assert m.JobLives(JOB, False) in told(peer, A)
+    assert living(JOB, False) in told(peer, A)
     assert not peer.scheduler.tables.jobs[JOB].ended, "its home decides that"
 
 
@@ -440,10 +457,10 @@ def test_the_home_of_a_job_is_told_of_detached_actors_whose_nodes_have_yet_to_re
     node = Head(elsewhere=True)
     node.rejoin_worker((CLIENT, m.RunningTasks((), ())))
     repeated = node.register(A)
-    assert repeated.index(m.JobLives(JOB, True)) < repeated.index(m.Ready())
-    node.register(C, m.RunningDelegated(((task_id(7), OF_SELF),)))
+    assert repeated.index(living(JOB)) < repeated.index(m.Ready())
+    node.register(C, runs(((task_id(7), OF_SELF),)))
     assert task_id(7) in node.scheduler.tables.actors
-    assert m.JobLives(JOB, False) not in told(node, A)
+    assert living(JOB, False) not in told(node, A)
 
 
 # --- message by message: detached actors are at home on the head ------------------------------------------------------------------
@@ -480,7 +497,7 @@ def test_a_process_has_a_detached_actor_made_at_the_head_and_the_request_outlive
     lead(peer, A, 3, A)
     assert peer.scheduler.tables.jobs[JOB].home == A, "the home of the job is dead: the head knows whether the job goes on"
     found = told(peer, A)
-    assert m.JobLives(JOB, False) in found
+    assert living(JOB, False) in found
     (query,) = [each for each in found if isinstance(each, m.Query)]
     hear(peer, A, m.Answer(query.token, True, ""))
     assert [(to, each) for to, each in peer.take(m.Answer) if each.token == 5] == [(CLIENT + worker, m.Answer(5, True, ""))]
@@ -491,8 +508,7 @@ def test_a_process_has_a_detached_actor_made_at_the_head_and_the_request_outlive
     peer.send(CLIENT + worker, m.Query(6, "create actor", (DETACHED,)))
     hear(peer, A, anew(NEW), again(NEW))
     found = told(peer, A)
-    assert m.JobLives(JOB, False) in found, "the next daemon of the head is asked as well"
-    assert found.index(m.JobLives(JOB, False)) < found.index(m.Ready())
+    assert living(JOB, False) in found, "the next daemon of the head is asked as well"
     hear(peer, A, m.EndJob(JOB))
     assert peer.scheduler.tables.jobs.get(JOB) is None or peer.scheduler.tables.jobs[JOB].ended
 
@@ -521,7 +537,7 @@ def test_the_next_daemon_of_an_actors_home_does_not_learn_that_it_is_made_once_i
     repeated = told(peer, A)
     hear(peer, A, again(NEW), m.Ready())
     repeated += told(peer, A)
-    reported = [each for message in repeated if isinstance(message, m.RunningDelegated) for each, _ in message.rows]
+    reported = [each for message in repeated if isinstance(message, m.Holdings) for each, _ in message.attempts]
     ended = [each[0] for message in repeated if isinstance(message, m.Ended) for each in m.Completed(*message.completed).rows]
     assert task_id(7) not in (*reported, *ended)
 
@@ -543,7 +559,7 @@ def test_the_head_makes_an_actor_once_and_goes_on_with_its_job_if_the_home_of_th
     written = peer.answer
     peer.answer = lambda message: None  # type: ignore[method-assign]
     hear(peer, A, query)
-    assert told(peer, A) == [m.JobLives(JOB, True)], "the home of the job knows it before the process that asked"
+    assert told(peer, A) == [living(JOB)], "the home of the job knows it before the process that asked"
     assert peer.workers() == [], "it is not made before the next daemon would find it"
     assert "waits for the control store" in peer.scheduler.explain(task_id(7)).reason  # type: ignore[union-attr]
     (write,) = [each for _, each in peer.take(m.Write) if each.token and any(table == "task" for table, *_ in each.puts)]
@@ -561,9 +577,9 @@ def test_the_head_makes_an_actor_once_and_goes_on_with_its_job_if_the_home_of_th
     job = peer.scheduler.tables.jobs[JOB]
     assert not job.ended
     assert (job.home, job.driver) == (b"", None)
-    hear(peer, C, m.JobLives(JOB, False))
+    hear(peer, C, living(JOB, False))
     assert m.EndJob(JOB) not in told(peer, C), "it goes on for the actor"
-    hear(peer, C, m.JobLives(job_id(2), False))
+    hear(peer, C, living(job_id(2), False))
     assert told(peer, C) == [m.EndJob(job_id(2))], "that one had none here"
     peer.send(CLIENT + DRIVER, m.KillActor(task_id(7), True))
     assert m.EndJob(JOB) in told(peer, C), "it ends with its last actor"
@@ -627,13 +643,13 @@ def test_tasks_that_may_run_elsewhere_wait_until_every_node_has_registered() -> 
     node = Anew()
     node.rejoin((row(1), row(2), row(3)))
     assert node.dispatched() == []
-    assert [type(each) for each in node.register(A, m.RunningDelegated(((task_id(1), OF_SELF + 1), (task_id(2), OF_SELF))))] == [
+    assert [type(each) for each in node.register(A, runs(((task_id(1), OF_SELF + 1), (task_id(2), OF_SELF))))] == [
         m.RegisterNode,
         m.Ready,
     ]
     assert node.dispatched() == []
     stale = m.Completed.of(((task_id(1), OF_SELF, m.LOST, ()),), (), ())
-    node.register(C, m.RunningDelegated(((task_id(1), OF_SELF),)), m.Ended(1, tuple(stale), ()))
+    node.register(C, runs(((task_id(1), OF_SELF),)), m.Ended(1, tuple(stale), ()))
     ((_, number, attempt),) = node.dispatched()
     assert (number, attempt) == (3, first_attempt(2, 2)), "nobody has it"
     nodes = node.scheduler.tables.nodes
@@ -663,7 +679,7 @@ def test_a_task_that_is_to_be_retried_waits_for_the_attempt_that_another_node_ma
     repeated = m.Completed.of(tuple((task_id(each), OF_SELF, m.RETRY, (b"error",)) for each in (1, 2)), (), ())
     node.rejoin((row(1, retry_errors=True), row(2, retry_errors=True)), (WORKER, repeated))
     assert node.dispatched() == []
-    node.register(A, m.RunningDelegated(((task_id(1), OF_SELF + 1),)))
+    node.register(A, runs(((task_id(1), OF_SELF + 1),)))
     node.register(C)
     assert [number for _, number, _ in node.dispatched()] == [2], "nobody has it"
     assert list(node.scheduler.tables.nodes[A].inflight) == [task_id(1)]
@@ -758,7 +774,7 @@ def test_a_value_that_another_node_retains_is_not_made_again() -> None:
     node = Anew()
     node.rejoin((row(1),))
     node.register(A)
-    node.register(C, m.RetainedValues(((ref(1), 200_000, ()), (ref(2), 200_000, ())), ()))
+    node.register(C, retains(((ref(1), 200_000, ()), (ref(2), 200_000, ())), ()))
     assert node.dispatched() == []
     assert node.results()[1] == (m.OK, (None,))
     assert told(node, C) == [released((ref(2),))], "nobody needs that one"
@@ -770,8 +786,8 @@ def test_values_of_a_stream_that_nobody_has_read_are_released_unless_their_node_
     stream = b"\x09" * len(FUNCTION)
     node.rejoin(((task_id(1), stream, b"", ()),), functions=((stream, "s", b"payload", (("stream", 2),)),))
     value = object_id(task_id(1), 1)
-    running = (m.RunningDelegated(((task_id(1), OF_SELF),)),) if goes_on else ()
-    node.register(C, *running, m.RetainedValues(((value, 200_000, ()),), ()))
+    running = (runs(((task_id(1), OF_SELF),)),) if goes_on else ()
+    node.register(C, *running, retains(((value, 200_000, ()),), ()))
     node.register(A)
     order = [message for _, message in node.sent if message == released((value,)) or isinstance(message, m.Dispatch)]
     assert goes_on or [type(each) for each in order] == [m.UpdateLedger, m.Dispatch], "the next attempt may yield it anew there"
@@ -825,7 +841,7 @@ def test_a_restarted_executor_goes_on_with_what_its_workers_run_and_reports_it()
     node = Anew(elsewhere=True)
     node.rejoin_worker((CLIENT, RUNNING))
     _, running, ready = node.register(A)
-    assert (running, ready) == (m.RunningDelegated(((task_id(5), OF_A),)), m.Ready())
+    assert (running, ready) == (runs(((task_id(5), OF_A),)), m.Ready())
     node.register(C)
     node.send(WORKER + OLD, m.Completed.of(((task_id(5), OF_A, m.OK, (b"value",)),), (), ((FUNCTION, 1, 0.0001),)))
     (ended,) = told(node, A)
@@ -875,7 +891,7 @@ def test_a_restarted_home_is_found_by_the_next_daemon_of_a_borrower_though_only_
     node = Home(elsewhere=True)
     node.rejoin_worker()
     node.register(A, searching(3, (ref(7), OTHER)))
-    node.register(C, *([m.RetainedValues(((ref(7), 200_000, ()),), ())] if is_there else []))
+    node.register(C, *([retains(((ref(7), 200_000, ()),), ())] if is_there else []))
     assert found(3, (ref(7),)) in told(node, A)
     hear(node, A, m.FetchValues((ref(7),)))
     assert [number for _, number, _ in node.dispatched()] == ([] if is_there else [7])
@@ -906,7 +922,7 @@ def test_values_in_the_arena_that_a_home_claims_are_retained_for_it_and_others_g
     assert set(retain.object_ids) == {ref(1), ref(2)}
     node.register(A, m.ClaimValues(((ref(1), (OTHER,)), (ref(3), ())), ((OTHER, C),)))
     assert [each for each in told(node, A) if isinstance(each, m.CopyLost)] == [
-        m.CopyLost(ref(3), "its daemon was restarted, and the value was not found")
+        m.CopyLost(ref(3), "the node that was to have it has lost it, and no other one has it")
     ]
     assert node.take(m.Free) == []
     node.register(C)
@@ -959,7 +975,7 @@ def test_a_result_whose_home_had_to_be_found_is_retained_until_its_caller_releas
     value, other = call_value(call, 0), call_value(call, 1)
     node.rejoin_worker((CLIENT, m.ExpectResults(((value, task_id(7)), (other, task_id(7))))), (CLIENT, m.Hold((other,))))
     returned = m.CallsEnded(1, ((call, OLD, m.OK, (200_000, b"small"), ()),), ())
-    for home, said in ((C, ()), (A, (m.RetainedValues(((value, 200_000, ()),), ()), returned))):
+    for home, said in ((C, ()), (A, (retains(((value, 200_000, ()),), ()), returned))):
         _, search, _ = node.register(home, *said)
         hear(node, home, m.LedgerUpdated(search.number))
     node.turn()
@@ -973,7 +989,7 @@ def test_a_call_of_an_actor_elsewhere_waits_until_the_home_of_its_argument_is_fo
     """The caller learns earlier where the actor lives: as soon as all nodes have registered."""
     node = Anew()
     node.rejoin(((task_id(1), ACTOR_CLASS, b"", ()),), held=(m.Hold((OTHER,)), m.FindActors((task_id(1),))))
-    _, in_a, _ = node.register(A, m.RunningDelegated(((task_id(1), OF_SELF),)))
+    _, in_a, _ = node.register(A, runs(((task_id(1), OF_SELF),)))
     _, in_c, _ = node.register(C)
     hear(node, A, m.Ended(1, tuple(m.Completed.of(((task_id(1), OF_SELF, m.OK, (b"actor",)),), (), ())), ()))
     assert [message.rows[0][1] for to, message in node.take(m.ActorLocations) if to == CLIENT + DRIVER][-1] == m.ALIVE
@@ -995,7 +1011,7 @@ def test_a_result_that_another_node_holds_here_is_not_lost_before_that_has_said_
     node = Anew(elsewhere=True)
     value = call_value(JOB + b"parent X" + bytes(4), 0)
     node.rejoin_worker(*([(CLIENT, m.Hold((value,))), (CLIENT, m.Fetch((value,)))] if is_held_here else []))
-    retained = m.RetainedValues(((value, 200_000, ()),), ())
+    retained = retains(((value, 200_000, ()),), ())
     for home, said in ((C, ()), (A, (holding(1, (value,)), retained))):
         searches = [each for each in node.register(home, *said) if held(each)]
         for search in searches:
@@ -1042,7 +1058,7 @@ def test_a_result_that_its_node_names_behind_the_outcome_keeps_what_is_inside_no
     _, in_c, _ = node.register(C)
     returned = m.CallsEnded(1, ((call, OLD, m.OK, (200_000,), ((OTHER,),)),), ((OTHER, C),))
     _, in_a, _ = node.register(A, returned)
-    hear(node, A, m.RetainedValues(((value, 200_000, (OTHER,)),), ((OTHER, C),)), m.LedgerUpdated(in_a.number))
+    hear(node, A, retains(((value, 200_000, (OTHER,)),), ((OTHER, C),)), m.LedgerUpdated(in_a.number))
     hear(node, C, m.LedgerUpdated(in_c.number))
     assert node.scheduler.tables.find(OTHER) is not None
     node.send(CLIENT + OLD, m.Release((value,)))
@@ -1059,9 +1075,9 @@ def test_a_restarted_daemon_waits_for_what_a_node_reports_that_has_yet_to_learn_
     table(node, 2, A)
     hear(node, A, anew(b"daemon2.") if has_restarted else again(b"daemon1."))
     hear(node, A, again(b"daemon2." if has_restarted else b"daemon1."), m.Ready())
-    assert m.Remains(C, (), (), (), True) in told(node, A), "who knows nothing of the dead one answers"
+    assert m.Holdings(C, (), (), (), True) in told(node, A), "who knows nothing of the dead one answers"
     assert not node.scheduler.tables.dead[C]
-    hear(node, A, m.Remains(C, (), (), (), True))
+    hear(node, A, m.Holdings(C, (), (), (), True))
     assert node.scheduler.tables.dead[C]
 
 
@@ -1081,7 +1097,7 @@ def test_an_actor_of_which_its_creator_tells_the_next_daemon_still_has_its_name(
     node = Anew()
     node.rejoin(((task_id(1), ACTOR_CLASS, b"", (), (("name", "Ada"),)),))
     node.register(A)
-    node.register(C, m.RunningDelegated(((task_id(1), OF_SELF),)))
+    node.register(C, runs(((task_id(1), OF_SELF),)))
     assert node.results() == {}
     assert list(node.scheduler.tables.nodes[C].inflight) == [task_id(1)]
     assert [each.id for each in node.scheduler.actors.named.values()] == [task_id(1)]
@@ -1091,7 +1107,7 @@ def test_the_death_of_an_actor_elsewhere_is_not_processed_before_the_end_of_the_
     """Both are sent while this daemon awaits a third node. Otherwise the actor would live here for ever, without a process."""
     node = Anew()
     node.rejoin(((task_id(1), ACTOR_CLASS, b"", (), (("max_restarts", -1),)),))
-    node.register(A, m.RunningDelegated(((task_id(1), OF_SELF),)))
+    node.register(A, runs(((task_id(1), OF_SELF),)))
     made = m.Completed.of(((task_id(1), OF_SELF, m.OK, (b"actor",)),), (), ())
     death = m.LifeEnded(task_id(1), OF_SELF, b"", "its process ended with signal 9", "", (7, 9, 0, 0), "", -1)
     hear(node, A, m.Ended(1, tuple(made), ()), death)
@@ -1107,7 +1123,7 @@ def test_a_kill_waits_until_it_is_known_where_the_actor_lives(lives: bool) -> No
     node.rejoin(((task_id(1), ACTOR_CLASS, b"", (), (("max_restarts", -1),)),))
     node.register(A, m.KillActor(task_id(1), False))
     made = m.Ended(1, tuple(m.Completed.of(((task_id(1), OF_SELF, m.OK, (b"actor",)),), (), ())), ())
-    node.register(C, *([m.RunningDelegated(((task_id(1), OF_SELF),)), made] if lives else []))
+    node.register(C, *([runs(((task_id(1), OF_SELF),)), made] if lives else []))
     stops = [m.StopDelegated(task_id(1), OF_SELF, "force", False)]
     assert [each for each in told(node, C) if isinstance(each, m.StopDelegated)] == (stops if lives else [])
     assert node.scheduler.remote_actors.kills == []
@@ -1189,7 +1205,7 @@ def test_the_next_daemon_of_a_jobs_home_has_the_rows_that_a_dead_node_had_entrus
     hear(node, C, again(b"\x01daemonC"))
     searches = [each for each in told(node, C) if held(each)]
     hear(node, C, m.Ready(), *(m.LedgerUpdated(each.number) for each in searches))
-    hear(node, C, m.Remains(A, (), (), (), True))
+    hear(node, C, m.Holdings(A, (), (), (), True))
     assert [number for _, number, _ in node.dispatched()] == [7]
 
 
@@ -1198,7 +1214,7 @@ def test_a_node_that_holds_a_value_of_a_dead_one_finds_the_next_daemon_of_the_jo
     node.rejoin()
     node.register(C, holding(1, (ref(7),)))
     table(node, 2, C)
-    hear(node, C, m.Remains(A, (), (), (), True), m.FetchValues((ref(7),)))
+    hear(node, C, m.Holdings(A, (), (), (), True), m.FetchValues((ref(7),)))
     assert [number for _, number, _ in node.dispatched()] == [7]
 
 
@@ -1245,14 +1261,26 @@ def test_a_restarted_head_gives_a_name_to_a_new_actor_once_all_nodes_have_claime
     for number, name in ((1, "Ada"), (2, "Bea")):
         node.send(CLIENT + DRIVER, m.Submit(((task_id(number), ACTOR_CLASS, b"", (), (("name", name),)),)))
     node.register(A)
-    hear(node, A, m.ClaimName(task_id(8), "", "Ada"))
-    assert (node.results(), node.take(m.NameClaimed)) == ({}, [])
-    node.register(C, m.ClaimName(task_id(9), "", "Ada"))
-    assert told(node, C) == [m.NameClaimed(task_id(9), task_id(9))], "it has the name"
-    assert told(node, A) == [m.NameClaimed(task_id(8), task_id(9))]
-    hear(node, SELF, *told(node, SELF))
+    hear(node, A, claimed(task_id(8), "Ada"))
+    assert (node.results(), node.take(m.LedgerUpdated)) == ({}, [])
+    node.register(C, claimed(task_id(9), "Ada"))
+    assert decided(task_id(9), True) in told(node, C), "it has the name"
+    assert told(node, A) == [decided(task_id(8), False)]
     assert unpack_failure(node.results()[1][1][0])[0] == "ActorNameTakenError"
     assert [number for _, number, _ in node.dispatched()] == [2]
+
+
+def test_a_restarted_head_does_not_give_a_name_that_is_freed_before_all_nodes_have_registered() -> None:
+    node = Anew()
+    lead(node, SELF, 2, A, C)
+    node.rejoin()
+    node.register(A)
+    hear(node, A, claimed(task_id(8), "Ada"), freed(task_id(8), "Ada"))
+    told(node, A)
+    node.register(C)
+    assert told(node, A) == [], "the actor that claimed it is dead"
+    hear(node, C, claimed(task_id(9), "Ada"))
+    assert told(node, C) == [decided(task_id(9), True)]
 
 
 def test_a_node_repeats_the_claims_of_actors_that_have_their_names_before_ready_and_all_others_behind_it(peer: Peer) -> None:
@@ -1261,8 +1289,8 @@ def test_a_node_repeats_the_claims_of_actors_that_have_their_names_before_ready_
     lead(peer, A, 2, A, C)
     for number, name in ((1, "Ada"), (2, "Bea")):
         peer.submit((task_id(number), CLASS[0], b"", (), (("name", name),)))
-    hear(peer, A, m.NameClaimed(task_id(1), task_id(1)))
+    hear(peer, A, decided(task_id(1), True))
     told(peer, A)
     hear(peer, A, anew(b"\x01daemonB"))
-    repeated = [each for each in told(peer, A) if isinstance(each, m.ClaimName | m.Ready)]
-    assert repeated == [m.ClaimName(task_id(1), "", "Ada"), m.Ready(), m.ClaimName(task_id(2), "", "Bea")]
+    repeated = [each for each in told(peer, A) if isinstance(each, m.UpdateLedger | m.Ready)]
+    assert repeated == [claimed(task_id(1), "Ada"), m.Ready(), claimed(task_id(2), "Bea")]

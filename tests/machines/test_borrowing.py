@@ -170,8 +170,8 @@ def test_the_home_of_the_job_is_that_of_an_object_whose_home_has_died_and_its_wo
     living = [(each, number, "", "", "", b"", (), (), 0) for number, each in enumerate((HOME_A, SELF), 1)]
     node.send(MEMBER + OWN, m.NodeTable(2, tuple(living)))
     found, borrow, complete, fetch = node.told(HOME_A)
-    assert found == m.Remains(HOME_C, ((OTHER, -1, b"", ()),), (), (), False)
-    assert complete == m.Remains(HOME_C, (), (), (), True)
+    assert found == m.Holdings(HOME_C, ((OTHER, -1, b"", ()),), (), (), False)
+    assert complete == m.Holdings(HOME_C, (), (), (), True)
     assert fetch == m.FetchValues((OTHER,))
     node.hear(HOME_A, m.LedgerUpdated(borrow.number))
     assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
@@ -184,7 +184,7 @@ def test_a_small_value_of_a_dead_home_can_be_copied_to_the_home_of_the_job(node:
     node.hear(HOME_C, m.FetchedValues(((OTHER, m.OK, b"value", ()),), ()))
     rows = tuple(row for row in node.scheduler.tables.cluster.rows.values() if row[0] != HOME_C)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
-    assert m.Remains(HOME_C, ((OTHER, m.OK, 5, ()),), (), (), False) in node.told(HOME_A)
+    assert m.Holdings(HOME_C, ((OTHER, m.OK, 5, ()),), (), (), False) in node.told(HOME_A)
     assert m.Absorb(((OTHER, b"value", False),)) in [message for to, message in node.sent if to[:1] == OBJECT_STORE], (
         "agents read in the arena alone"
     )
@@ -204,9 +204,9 @@ def test_an_end_that_a_dead_home_has_not_read_is_for_the_home_of_the_job(node: E
     assert node.scheduler.tables.find(PUT) is not None, "its home has not read the end yet"
     rows = tuple(row for row in node.scheduler.tables.cluster.rows.values() if row[0] != HOME_A)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
-    has, ended, complete = (each for each in node.told(HOME_C) if isinstance(each, m.Remains | m.Ended))
-    assert has == m.Remains(HOME_A, (), (), ((task_id(1), first_attempt(0, 1)),), False)
-    assert {type(ended), type(complete)} == {m.Ended, m.Remains}
+    has, ended, complete = (each for each in node.told(HOME_C) if isinstance(each, m.Holdings | m.Ended))
+    assert has == m.Holdings(HOME_A, (), (), ((task_id(1), first_attempt(0, 1)),), False)
+    assert {type(ended), type(complete)} == {m.Ended, m.Holdings}
     assert node.scheduler.tables.find(PUT) is not None
     node.hear(HOME_C, m.EndsReceived(1))
     assert node.scheduler.tables.find(PUT) is None
@@ -221,7 +221,7 @@ def test_what_a_dead_node_held_is_released_once_all_others_have_taken_over_from_
     node.send(CLIENT + DRIVER, m.Release((value,)))
     rows = tuple(row for row in node.scheduler.tables.cluster.rows.values() if row[0] != HOME_C)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
-    node.hear(HOME_A, m.Remains(HOME_C, (), (), (), True))
+    node.hear(HOME_A, m.Holdings(HOME_C, (), (), (), True))
     assert value in node.scheduler.tables.objects
     node.hear(HOME_A, m.TookOver(HOME_C))
     assert value not in node.scheduler.tables.objects
@@ -229,9 +229,9 @@ def test_what_a_dead_node_held_is_released_once_all_others_have_taken_over_from_
 
 def test_a_daemon_that_was_started_after_a_death_says_that_it_has_nothing_to_take_over(node: Executor) -> None:
     """Else whoever waits for its report takes over when something else happens, or never."""
-    node.hear(HOME_A, m.Remains(LATE, (), (), (), False))
+    node.hear(HOME_A, m.Holdings(LATE, (), (), (), False))
     assert node.told(HOME_A) == []
-    node.hear(HOME_A, m.Remains(LATE, (), (), (), True))
+    node.hear(HOME_A, m.Holdings(LATE, (), (), (), True))
     assert node.told(HOME_A) == [m.TookOver(LATE)]
 
 
@@ -241,7 +241,7 @@ def test_the_home_of_a_job_takes_over_though_the_next_daemon_of_the_last_other_n
     node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon2.", OWN), m.Ready())
     rows = tuple(row for row in node.scheduler.tables.cluster.rows.values() if row[0] != HOME_C)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
-    assert m.Remains(HOME_C, (), (), (), True) in node.told(HOME_A)
+    assert m.Holdings(HOME_C, (), (), (), True) in node.told(HOME_A)
     assert task_id(7) not in node.scheduler.tables.tasks
     node.hear(HOME_A, m.TookOver(HOME_C))
     assert task_id(7) in node.scheduler.tables.tasks
@@ -264,9 +264,9 @@ def test_an_end_that_a_dead_home_has_not_acknowledged_counts_if_only_a_task_need
     rows = tuple(row for row in node.scheduler.tables.cluster.rows.values() if row[0] != HOME_C)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
     if elsewhere:
-        node.hear(HOME_A, m.Remains(HOME_C, (), (), ((task_id(7), attempt),), False))
+        node.hear(HOME_A, m.Holdings(HOME_C, (), (), ((task_id(7), attempt),), False))
         node.hear(HOME_A, m.Ended(1, tuple(m.Completed.of(((task_id(7), attempt, m.OK, (b"value",)),))), ()))
-    node.hear(HOME_A, m.Remains(HOME_C, (), (), (), True))
+    node.hear(HOME_A, m.Holdings(HOME_C, (), (), (), True))
     node.workers()
     assert [number for _, number, _ in node.dispatched()] == [8]
     assert node.scheduler.tables.find(needed).value == b"value"
@@ -289,11 +289,11 @@ def test_what_a_dead_node_held_is_released_though_the_next_daemon_of_the_last_ot
     node.send(CLIENT + DRIVER, m.Release((value,)))
     rows = tuple(row for row in node.scheduler.tables.cluster.rows.values() if row[0] != HOME_C)
     node.send(MEMBER + OWN, m.NodeTable(2, rows))
-    node.hear(HOME_A, m.Remains(HOME_C, (), (), (), True))
+    node.hear(HOME_A, m.Holdings(HOME_C, (), (), (), True))
     assert value in node.scheduler.tables.objects
     node.told(HOME_A)
     node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon2.", OWN), m.Ready())
-    assert m.Remains(HOME_C, (), (), (), True) in node.told(HOME_A), "asked again, which the next daemon answers"
+    assert m.Holdings(HOME_C, (), (), (), True) in node.told(HOME_A), "asked again, which the next daemon answers"
     assert value in node.scheduler.tables.objects
     node.hear(HOME_A, m.TookOver(HOME_C))
     assert value not in node.scheduler.tables.objects
@@ -307,7 +307,7 @@ def test_the_home_of_a_job_waits_for_the_next_daemon_of_a_node_that_has_yet_to_l
     node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon2.", m.ANY_DAEMON))
     node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon2.", OWN), m.Ready())
     assert not node.scheduler.tables.dead[HOME_C]
-    node.hear(HOME_A, m.Remains(HOME_C, (), (), (), True))
+    node.hear(HOME_A, m.Holdings(HOME_C, (), (), (), True))
     assert node.scheduler.tables.dead[HOME_C]
 
 
@@ -315,7 +315,7 @@ def test_the_home_of_a_job_waits_for_the_next_daemon_of_a_node_that_has_yet_to_l
 def test_the_home_of_a_job_waits_for_a_node_that_it_meets_as_it_learns_of_a_death(node: Executor, early: bool) -> None:
     """That node may have met the dead one meanwhile. If not, it answers: it is told once it has registered, and so knows this node."""
     rows = {**node.scheduler.tables.cluster.rows, LATE: (LATE, 4, "n4", "", "", b"", (("CPU", RESOURCE_UNIT),), (), 0)}
-    register, report = m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.."), m.Remains(HOME_C, (), (), (), True)
+    register, report = m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.."), m.Holdings(HOME_C, (), (), (), True)
     if early:
         node.hear(LATE, register, m.Ready())
     node.send(MEMBER + OWN, m.NodeTable(2, tuple(row for row in rows.values() if row[0] != HOME_C)))
@@ -457,7 +457,7 @@ def test_a_value_of_a_node_that_was_dead_before_this_one_joined_is_asked_of_the_
     node.end(worker, 1)
     node.send(CONTROL_STORE + OWN, m.Found(question(node), (), False))
     found, borrow, fetch = node.told(HOME_A)
-    assert found == m.Remains(LATE, ((OTHER, -1, b"", ()),), (), (), False)
+    assert found == m.Holdings(LATE, ((OTHER, -1, b"", ()),), (), (), False)
     assert fetch == m.FetchValues((OTHER,))
     node.hear(HOME_A, m.LedgerUpdated(borrow.number))
     assert [type(each) for each in node.told(HOME_A)] == [m.Ended]
@@ -473,7 +473,7 @@ def test_a_value_of_a_node_that_died_here_is_asked_of_the_home_of_the_job_withou
     node.told(HOME_A)
     worker = wanted_of(node, HOME_C)
     found, borrow, fetch = node.told(HOME_A)
-    assert found == m.Remains(HOME_C, ((OTHER, -1, b"", ()),), (), (), False)
+    assert found == m.Holdings(HOME_C, ((OTHER, -1, b"", ()),), (), (), False)
     assert (held(borrow), fetch.object_ids) == ((OTHER,), (OTHER,))
     assert node.take(m.Read) == []
     node.end(worker, 1)
@@ -616,10 +616,10 @@ def test_a_copy_is_retained_for_a_home_that_has_lost_its_own(node: Executor) -> 
     worker = wanted_of(node, HOME_A)
     node.hear(HOME_A, m.FetchedValues(((OTHER, m.OK, (SIZE, HOME_C), ()),), ()))
     node.told(HOME_A)
-    node.hear(HOME_A, m.RetainCopies((OTHER,)))
+    node.hear(HOME_A, m.ClaimValues(((OTHER, ()),), ()))
     assert [type(each) for each in node.told(HOME_A)] == [m.CopyLost], "it is not whole"
     node.send(TRANSFER_AGENT + AGENT, m.Pulled(OTHER, 4160, SIZE))
-    node.hear(HOME_A, m.RetainCopies((OTHER,)))
+    node.hear(HOME_A, m.ClaimValues(((OTHER, ()),), ()))
     assert node.told(HOME_A) == []
     assert [message.object_ids for _, message in node.take(m.Protect)] == [(OTHER,)], "the store is not to drop it any more"
     node.end(worker, 1)
@@ -637,9 +637,9 @@ def test_a_home_takes_another_copy_before_it_makes_a_lost_value_again(node: Exec
     node.told(HOME_A)
     node.told(HOME_C)
     node.send(OBJECT_STORE + OWN, m.ObjectsLost(((PUT, "unreadable: the file is damaged"),)))
-    assert node.told(HOME_C) == [m.RetainCopies((PUT,))]
+    assert node.told(HOME_C) == [m.ClaimValues(((PUT, ()),), ())]
     node.hear(HOME_C, m.CopyLost(PUT, "it was dropped"))
-    assert node.told(HOME_A) == [m.RetainCopies((PUT,))]
+    assert node.told(HOME_A) == [m.ClaimValues(((PUT, ()),), ())]
     node.hear(HOME_A, m.FetchValues((PUT,)), m.CopyLost(PUT, "it was dropped"), m.FetchValues((PUT,)))
     *_, values = node.told(HOME_A)
     ((_, status, failure, _),) = values.rows

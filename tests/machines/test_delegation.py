@@ -318,6 +318,16 @@ def test_tasks_of_a_job_that_has_ended_are_not_taken_in() -> None:
     assert not node.scheduler.tables.tasks
 
 
+def test_a_job_that_goes_on_with_its_homes_next_daemon_is_taken_in_again() -> None:
+    """The daemon before had begun to end it. The next one knows of detached actors that were requested meanwhile."""
+    node = Node()
+    told(node, 1, HOME, THIRD)
+    node.send(LOCAL_SCHEDULER + HOME, m.EndJob(JOB))
+    node.send(LOCAL_SCHEDULER + HOME, delegate())
+    assert list(node.scheduler.tables.jobs) == [JOB]
+    assert node.scheduler.tables.tasks
+
+
 def test_a_job_that_ends_while_a_node_joins_ends_there_too() -> None:
     node = Node()
     told(node, 1, OTHER)

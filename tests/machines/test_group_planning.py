@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ledger_updates import leaving
 from nodes_alone import HOME_A, HOME_C, SELF, Nodes
 from scheduler_alone import DRIVER, OWN, task_id
 
@@ -99,7 +100,7 @@ def home() -> Nodes:
     made = Nodes()
     made.send(CLIENT + DRIVER, m.Query(1, "create group", (GROUP, (ONE,), "PACK", "", "", False)))
     reserved(made, 1, HOME_A, 1)
-    made.hear(HOME_A, m.NodeDraining(), m.WatchGroup(GROUP))
+    made.hear(HOME_A, leaving(HOME_A), m.WatchGroup(GROUP))
     assert made.told(HOME_A)[-1] == m.GroupState(GROUP, "RESCHEDULING", ((ONE, b""),), "")
     return made
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ledger_updates import holding
+from ledger_updates import holding, leaving, runs
 from nodes_alone import ACTOR_ID, CALL, CALLER, HANDLE, HOME_A, HOME_C, SELF, Nodes, call
 from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, OWN, died, task_id
 
@@ -118,7 +118,7 @@ def test_its_process_is_asked_to_end_with_its_last_handle(home: Home) -> None:
     home.made()
     home.told_at_last(HOME_A)
     home.send(CLIENT + DRIVER, m.Release((HANDLE,)))
-    assert home.told(HOME_A) == [m.RetireActor(ACTOR_ID, FIRST, False)]
+    assert home.told(HOME_A) == [m.StopDelegated(ACTOR_ID, FIRST, m.RETIRED, False)]
     ended(home, FIRST)
     assert not home.scheduler.tables.actors
     assert not home.scheduler.tables.nodes[HOME_A].actors
@@ -131,7 +131,7 @@ def test_the_request_to_end_its_life_is_repeated_to_the_next_daemon_of_its_node(
     home.told_at_last(HOME_A)
     home.send(CLIENT + DRIVER, last)
     (asked,) = home.told(HOME_A)
-    assert type(asked) is (m.RetireActor if type(last) is m.Release else m.StopDelegated)
+    assert asked == m.StopDelegated(ACTOR_ID, FIRST, m.RETIRED if type(last) is m.Release else "force", False)
     _register(home, b"daemon.2", (ACTOR_ID, FIRST))
     told = home.told(HOME_A)
     assert [each for each in told if type(each) is type(asked)] == [asked]
@@ -151,7 +151,7 @@ def test_a_request_to_end_at_once_is_repeated_though_the_last_handle_goes_then(h
     home.send(CLIENT + DRIVER, m.KillActor(ACTOR_ID, True))
     home.send(CLIENT + DRIVER, m.Release((HANDLE,)))
     _register(home, b"daemon.2", (ACTOR_ID, FIRST))
-    repeated = [each for each in home.told(HOME_A) if type(each) in (m.StopDelegated, m.RetireActor)]
+    repeated = [each for each in home.told(HOME_A) if type(each) is m.StopDelegated]
     assert repeated[-1] == m.StopDelegated(ACTOR_ID, FIRST, "force", False)
 
 
@@ -159,7 +159,7 @@ def _register(home: Home, daemon: bytes, *running: tuple[bytes, int]) -> None:
     """Node A has a new daemon, which has these attempts."""
     ours = home.scheduler.address[1:]
     home.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, daemon, m.ANY_DAEMON), m.RegisterNode(m.PROTOCOL_VERSION, daemon, ours))
-    home.hear(HOME_A, m.RunningDelegated(running), m.Ready())
+    home.hear(HOME_A, runs(running), m.Ready())
 
 
 def test_a_caller_that_exits_is_gone_there_too(home: Home) -> None:
@@ -293,10 +293,10 @@ def test_a_caller_here_that_exits_is_gone_to_it(host: Host) -> None:
 
 
 def test_its_home_ends_it_at_once_or_after_its_calls(host: Host) -> None:
-    host.hear(HOME_C, m.RetireActor(ACTOR_ID, GIVEN, False), m.StopDelegated(ACTOR_ID, GIVEN, "force", False))
-    host.hear(HOME_A, m.RetireActor(ACTOR_ID, GIVEN + 1, False), m.StopDelegated(ACTOR_ID, GIVEN + 1, "force", False))
+    host.hear(HOME_C, m.StopDelegated(ACTOR_ID, GIVEN, m.RETIRED, False), m.StopDelegated(ACTOR_ID, GIVEN, "force", False))
+    host.hear(HOME_A, m.StopDelegated(ACTOR_ID, GIVEN + 1, m.RETIRED, False), m.StopDelegated(ACTOR_ID, GIVEN + 1, "force", False))
     assert host.sent_to(b"K" + control_of(host.worker)) == [] == host.killed(), "only its home does, and only this life"
-    host.hear(HOME_A, m.RetireActor(ACTOR_ID, GIVEN, False))
+    host.hear(HOME_A, m.StopDelegated(ACTOR_ID, GIVEN, m.RETIRED, False))
     assert host.sent_to(b"K" + control_of(host.worker)) == [m.RetireActor(ACTOR_ID, GIVEN, False)]
     host.hear(HOME_A, m.StopDelegated(ACTOR_ID, GIVEN, "force", False))
     assert len(host.killed()) == 1
@@ -337,7 +337,7 @@ def test_the_drain_of_its_node_is_no_restart(known: bool) -> None:
     home.make(("max_restarts", 1), strategy=(("soft", NODE_ID, "in", (HOME_A.hex(),)),))
     home.made()
     if known:
-        home.hear(HOME_A, m.NodeDraining())
+        home.hear(HOME_A, leaving(HOME_A))
     home.locations()
     ended(home, FIRST, ACTOR_ID)
     assert home.locations() == [(m.CREATING, b"", FIRST, ACTOR_ID)], "what has no outcome has not begun"

@@ -187,7 +187,7 @@ def test_the_home_of_the_job_is_asked_when_the_home_of_an_object_dies() -> None:
     assert WATCH in node.told(HOME_C)
     members(node, 2, HOME_A)
     told = node.told(HOME_A)
-    assert told.index(m.WatchReferences((OTHER,), HOME_C)) > told.index(m.Remains(HOME_C, ((OTHER, -1, b"", ()),), (), (), False))
+    assert told.index(m.WatchReferences((OTHER,), HOME_C)) > told.index(m.Holdings(HOME_C, ((OTHER, -1, b"", ()),), (), (), False))
     node.hear(HOME_A, m.Unreferenced((OTHER,)))
     assert notified(node, worker) == [OTHER]
 
@@ -197,13 +197,13 @@ def test_the_home_of_the_job_answers_once_it_has_taken_over(held: bool) -> None:
     """Also a node that learns of the death before it does."""
     node = Watching()
     if held:
-        node.hear(HOME_A, m.Remains(HOME_C, ((OTHER, -1, b"", ()),), (), (), False), holding(1, (OTHER,)))
+        node.hear(HOME_A, m.Holdings(HOME_C, ((OTHER, -1, b"", ()),), (), (), False), holding(1, (OTHER,)))
     node.hear(HOME_A, m.WatchReferences((OTHER,), HOME_C))
     node.send(CLIENT + DRIVER, m.Release((OTHER,)))
     members(node, 2, HOME_A)
     assert notified(node) == [], "node A may have more of the dead one"
     assert of_kind(m.Unreferenced, node.told(HOME_A)) == []
-    node.hear(HOME_A, m.Remains(HOME_C, (), (), (), True))
+    node.hear(HOME_A, m.Holdings(HOME_C, (), (), (), True))
     node.turn()
     if held:
         assert notified(node) == []
@@ -220,7 +220,7 @@ def test_the_home_of_the_job_that_knows_nothing_of_an_object_answers_once_no_nod
     assert node.told(HOME_A) == [], "it may have yet to learn of a death"
     members(node, 2, HOME_A)
     assert of_kind(m.Unreferenced, node.told(HOME_A)) == [], "and then of what the others have"
-    node.hear(HOME_A, m.Remains(HOME_C, (), (), (), True))
+    node.hear(HOME_A, m.Holdings(HOME_C, (), (), (), True))
     assert m.Unreferenced((OTHER,)) in node.told(HOME_A)
 
 

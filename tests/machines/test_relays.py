@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from ledger_updates import found, held, released, searching
+from ledger_updates import claimed, decided, found, freed, held, released, retains, searching
 from nodes_alone import ACTOR_ID, CALL, CALLER, HOME_A, HOME_C, OTHER, SELF, Nodes, call, members
 from scheduler_alone import ACTOR_CLASS, DRIVER, JOB, OWN, Restarted, died, task_id
 
@@ -151,10 +151,10 @@ def test_a_large_result_is_repeated_with_its_outcome_and_by_itself_once_that_is_
     node.hear(HOME_A, m.RelayedCalls(ACTOR_ID, ATTEMPT, (call(),), CALLER, ()))
     node.report(worker, (CALL, m.OK, ((4096, 300_000),), ()))
     node.told(HOME_A)
-    for daemon, kind in ((b"daemon 2", m.CallsEnded), (b"daemon 3", m.RetainedValues)):
+    for daemon, kind in ((b"daemon 2", m.CallsEnded), (b"daemon 3", m.Holdings)):
         node.hear(HOME_A, m.RegisterNode(m.PROTOCOL_VERSION, daemon, node.scheduler.address[1:]), m.Ready())
         told = node.told(HOME_A)
-        assert [type(each) for each in told if isinstance(each, m.CallsEnded | m.RetainedValues)] == [kind]
+        assert [type(each) for each in told if isinstance(each, m.CallsEnded | m.Holdings)] == [kind]
         node.hear(HOME_A, m.EndsReceived(1))
 
 
@@ -168,7 +168,7 @@ def test_a_large_result_is_named_before_its_outcome_to_the_next_daemon_of_its_ho
     node.told(HOME_A)
     node.hear(HOME_A, searching(1, (value, OTHER)))
     retained, borrowed = node.told(HOME_A)
-    assert retained == m.RetainedValues(((value, 300_000, ()),), ())
+    assert retained == retains(((value, 300_000, ()),), ())
     assert borrowed == m.LedgerUpdated(1), "neither is at home here"
 
 
@@ -561,16 +561,16 @@ class Member(Nodes):
 def test_an_actor_with_a_name_is_made_once_the_head_has_given_it_the_name(wins: bool) -> None:
     node = Member(HOME_A)
     node.make()
-    assert node.told(HOME_A) == [m.ClaimName(ACTOR_ID, "", "it")]
+    assert node.told(HOME_A) == [claimed(ACTOR_ID, "it")]
     assert node.workers() == [] or node.dispatched() == []
-    node.hear(HOME_A, m.NameClaimed(ACTOR_ID, ACTOR_ID if wins else FAR))
+    node.hear(HOME_A, decided(ACTOR_ID, wins))
     if wins:
         node.workers()
         assert len(node.dispatched()) == 1
     else:
         ((_, (_, (payload,))),) = node.results().items()
         assert unpack_failure(payload)[0] == "ActorNameTakenError"
-        assert node.told(HOME_A) == [m.FreeName(ACTOR_ID, "", "it")]
+        assert node.told(HOME_A) == [freed(ACTOR_ID, "it")]
 
 
 def test_a_question_about_a_name_waits_until_the_head_has_decided() -> None:
@@ -578,7 +578,7 @@ def test_a_question_about_a_name_waits_until_the_head_has_decided() -> None:
     node.make()
     node.hear(HOME_C, m.Query(5, "actor", ("it", "")))
     assert node.told(HOME_C) == []
-    node.hear(HOME_A, m.NameClaimed(ACTOR_ID, ACTOR_ID))
+    node.hear(HOME_A, decided(ACTOR_ID, True))
     node.turn()
     assert node.told(HOME_C) == [m.Answer(5, (ACTOR_ID, b"blueprint"), "")]
 
@@ -586,25 +586,25 @@ def test_a_question_about_a_name_waits_until_the_head_has_decided() -> None:
 def test_the_head_gives_a_name_to_the_first_and_again_when_it_is_free() -> None:
     node = Member(SELF)
     for home, actor in ((HOME_A, FAR), (HOME_C, ACTOR_ID), (HOME_A, FAR)):
-        node.hear(home, m.ClaimName(actor, "", "it"))
-        assert node.told(home) == [m.NameClaimed(actor, FAR)]
-    node.hear(HOME_C, m.FreeName(FAR, "", "it"))
-    node.hear(HOME_C, m.ClaimName(ACTOR_ID, "", "it"))
-    assert node.told(HOME_C) == [m.NameClaimed(ACTOR_ID, FAR)], "only its home frees a name"
-    node.hear(HOME_A, m.FreeName(FAR, "", "it"))
-    node.hear(HOME_C, m.ClaimName(ACTOR_ID, "", "it"))
-    assert node.told(HOME_C) == [m.NameClaimed(ACTOR_ID, ACTOR_ID)]
+        node.hear(home, claimed(actor, "it"))
+        assert node.told(home) == [decided(actor, actor == FAR)]
+    node.hear(HOME_C, freed(FAR, "it"))
+    node.hear(HOME_C, claimed(ACTOR_ID, "it"))
+    assert node.told(HOME_C) == [decided(ACTOR_ID, False)], "only its home frees a name"
+    node.hear(HOME_A, freed(FAR, "it"))
+    node.hear(HOME_C, claimed(ACTOR_ID, "it"))
+    assert node.told(HOME_C) == [decided(ACTOR_ID, True)]
 
 
 def test_names_of_a_dead_node_are_free_and_those_of_the_heads_own_actors_are_not() -> None:
     node = Member(SELF)
-    node.hear(HOME_A, m.ClaimName(FAR, "", "it"))
+    node.hear(HOME_A, claimed(FAR, "it"))
     node.table(3, SELF, HOME_C)
     node.make()
     node.told(HOME_C)
-    assert node.told(SELF) == [m.NameClaimed(ACTOR_ID, ACTOR_ID)]
-    node.hear(HOME_C, m.ClaimName(FAR, "", "it"))
-    assert node.told(HOME_C) == [m.NameClaimed(FAR, ACTOR_ID)]
+    assert node.told(SELF) == []
+    node.hear(HOME_C, claimed(FAR, "it"))
+    assert node.told(HOME_C) == [decided(FAR, False)]
 
 
 @pytest.mark.parametrize(

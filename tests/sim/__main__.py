@@ -96,7 +96,7 @@ EXPECTED_OF_ACTORS = (
 """The same for programs with actors."""
 
 
-EXPECTED_OF_DRAINS = ("node drained", "DrainActor", "ActorDrained", "CopyValues", "ValuesCopied", "LifeEnded", "RelayedCalls")
+EXPECTED_OF_DRAINS = ("node drained", "DrainActor", "ActorDrained", "copy entered", "copied reported", "LifeEnded", "RelayedCalls")
 """The same for programs with actors on nodes that are drained."""
 
 EXPECTED_OF_GROUPED_ACTORS = ("PrepareBundles", "CommitBundles", "GroupState", "FreeBundles", "LifeEnded", "RelayedCalls", "RelayedYields")
@@ -152,9 +152,9 @@ EXPECTED_OF_NODES = (
     "connection ended",
     "daemon restarted",
     "RegisterNode",
-    "RunningDelegated",
+    "attempts repeated",
     "ClaimValues",
-    "RetainedValues",
+    "values repeated",
     "void",
     "lost_with_daemons",
     "adopted",
@@ -164,9 +164,9 @@ EXPECTED_OF_NODES = (
 EXPECTED_OF_RESTARTS = (
     "daemon restarted",
     "RegisterNode",
-    "RunningDelegated",
+    "attempts repeated",
     "ClaimValues",
-    "RetainedValues",
+    "values repeated",
     "void",
     "adopted",
     "searched",
@@ -187,13 +187,14 @@ EXPECTED_OF_BARE = (
 """The same where programs run on a node without CPUs."""
 
 EXPECTED_OF_ELASTIC = (
-    "node joins late", "node left", "Delegate", "Reclaim", "Reclaimed", "NodeDraining", "CopyValues", "ValuesCopied", "daemon restarted",
+    "node joins late", "node left", "Delegate", "Reclaim", "Reclaimed", "leaving entered", "copy entered", "copied reported",
+    "daemon restarted",
 )  # fmt: skip
 """The same where nodes join as there is work, and leave when they are idle."""
 
 EXPECTED_OF_DETACHED = (
-    "detached actor found", "detached actor found that nobody relied on", "driver crashed", "node killed", "daemon restarted", "JobLives",
-    "NameClaimed", "LifeEnded",
+    "detached actor found", "detached actor found that nobody relied on", "driver crashed", "node killed", "daemon restarted",
+    "living entered", "granted reported", "LifeEnded",
 )  # fmt: skip
 """The same of programs with detached actors."""
 

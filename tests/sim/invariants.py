@@ -113,7 +113,7 @@ class Invariants:
                     return record is not None and record.state == ENDING
         return False
 
-    def remains(self, daemon: SimDaemon, sender: bytes, message: m.Remains) -> None:
+    def remains(self, daemon: SimDaemon, sender: bytes, message: m.Holdings) -> None:
         """Check a report on a dead node, for which the home of a job waits before it takes over. Note the attempts that run on."""
         tables = daemon.scheduler.tables
         if message.complete and tables.dead.get(message.node) and sender in tables.nodes:

@@ -85,6 +85,12 @@ def _except_kind(kind: str) -> Callable[[m.Rows], m.Rows]:
     return lambda entries: tuple(each for each in entries if each[0] != kind)
 
 
+def _confirmed_at_once(asked: m.UpdateLedger) -> m.LedgerUpdated | None:
+    """Report that all is copied, and acknowledge an update without new entries."""
+    copied = tuple((m.COPIED, ids) for kind, ids in asked.added if kind == m.COPY)
+    return m.LedgerUpdated(0 if asked.added else asked.number, copied) if copied or not asked.added else None
+
+
 def _except(*tables: str) -> Callable[[m.Rows], m.Rows]:
     """Drop rows of these tables from what a write puts or deletes."""
     return lambda rows: tuple(row for row in rows if row[0] not in tables)
@@ -142,7 +148,7 @@ def _taken_over_at_once(machine: Any, source: Address, message: m.NodeTable) -> 
     dead = [node for node in known if node not in living]
     known.clear()
     known.update(dict.fromkeys(living))
-    reports = [(LOCAL_SCHEDULER + node, m.Remains(each, (), (), (), True)) for each in dead for node in sorted(living)]
+    reports = [(LOCAL_SCHEDULER + node, m.Holdings(each, (), (), (), True)) for each in dead for node in sorted(living)]
     return ((source, message), *reports)
 
 
@@ -453,7 +459,7 @@ OF_KINDS: tuple[tuple[Kind, dict[str, Patches]], ...] = (
         Kind(nodes=3, restarts=True),
         {
             # After a restart, nodes do not report the values that they retain for others.
-            "places-not-repeated": (lost(LocalScheduler, m.RetainedValues),),
+            "places-not-repeated": (lost(LocalScheduler, m.Holdings, lambda message: not message.node and bool(message.objects)),),
             # After a restart of the daemon, workers do not report what they run.
             "running-tasks-not-repeated": (not_repeated(m.RunningTasks),),
             # A process releases a ref that it has passed on at once. When a ref is passed on is known inside.
@@ -535,10 +541,7 @@ OF_KINDS: tuple[tuple[Kind, dict[str, Patches]], ...] = (
             # Nodes are not told that others would begin their tasks sooner.
             "never-moved": (lost(LocalScheduler, m.Reclaim),),
             # A drained node leaves as soon as it has asked others to copy its values, and whether they have received everything.
-            "leaves-unconfirmed": (
-                early(LocalScheduler, m.CopyValues, lambda asked: m.ValuesCopied(asked.object_ids)),
-                early(LocalScheduler, m.UpdateLedger, lambda asked: None if asked.added else m.LedgerUpdated(asked.number)),
-            ),
+            "leaves-unconfirmed": (early(LocalScheduler, m.UpdateLedger, _confirmed_at_once),),
         },
     ),
     (
@@ -563,7 +566,7 @@ OF_KINDS: tuple[tuple[Kind, dict[str, Patches]], ...] = (
             # That an actor is detached does not arrive: it ends with its creator.
             "detached-end-with-their-creators": (altered(LocalScheduler, m.Submit, rows=_without_option("detached")),),
             # The home of a job is not told that detached actors of it live elsewhere.
-            "detached-not-awaited": (lost(LocalScheduler, m.JobLives),),
+            "detached-not-awaited": (altered(LocalScheduler, m.UpdateLedger, added=_except_kind(m.LIVING)),),
         },
     ),
 )
@@ -589,9 +592,9 @@ SCRIPTED: dict[str, Patches] = {
     # Nodes are registered as holders before the home of the job has the rows, which are needed if this node dies.
     "acknowledged-before-entrusted": (_ENTRUSTED, _ACKNOWLEDGED),
     # The home of a job that takes over is not told which values other nodes have.
-    "values-that-exist-made-again": (altered(LocalScheduler, m.Remains, objects=nothing),),
+    "values-that-exist-made-again": (altered(LocalScheduler, m.Holdings, objects=nothing),),
     # The home of a job that takes over is not told which tasks other nodes run.
-    "attempts-that-run-begin-again": (altered(LocalScheduler, m.Remains, attempts=nothing),),
+    "attempts-that-run-begin-again": (altered(LocalScheduler, m.Holdings, attempts=nothing),),
     # What may end a hold leaves before the holds of this node are registered.
     "lender-lets-go-first": (_HELD, _ACKNOWLEDGED),
     # What waits for messages to a former daemon does not wait for what is sent to the next one again: the barrier has closed.

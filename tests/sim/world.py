@@ -382,13 +382,20 @@ class World(Agenda):
         self.states[type(message).__name__] += 1
         if type(message) is m.LogAppended:
             self.calls.logged(message)
+        elif type(message) is m.UpdateLedger:
+            self.states.update(f"{kind} entered" for kind, _ in message.added)
+        elif type(message) is m.LedgerUpdated:
+            self.states.update(f"{kind} reported" for kind, _ in message.entries)
         elif type(message) is m.Delegate:
             self.node_faults.delegated(to[1:])
         elif type(message) is m.Pull:
             self.node_faults.pulling(to[1:])
-        elif type(message) is m.Remains:
+        elif type(message) is m.Holdings:
             (receiver,) = (node for node in self.nodes if to[1:] in (node.identifier, node.daemon.incarnation))
-            self.invariants.remains(receiver.daemon, source[1:], message)
+            if message.node:
+                self.invariants.remains(receiver.daemon, source[1:], message)
+            else:
+                self.states["values repeated" if message.objects else "attempts repeated"] += 1
         elif isinstance(message, m.Ended | m.Reclaimed):
             self.invariants.came_to_nothing(message)
         if self.observer is not None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from zfabric.machines.common.tables import CHECKPOINT, LOG, part_key
 from zfabric.machines.local_scheduler.records import BlockedTask, TaskRecord, WorkerRecord
-from zfabric.protocol.messages import CREATING, KillActor, RetireActor, Row, StopDelegated
+from zfabric.protocol.messages import CREATING, KillActor, Row, StopDelegated
 
 
 class ActorRecord:
@@ -47,7 +47,7 @@ class ActorRecord:
         """Whether that life's process lives, with other actors."""
         self.killed = ""
         """Why it ends for good, or empty."""
-        self.ending: RetireActor | StopDelegated | None = None
+        self.ending: StopDelegated | None = None
         """The request to end this life, in case its node's daemon is restarted."""
         self.unreferenced = False
         self.retire_at: float | None = None

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Iterable
 from itertools import count, takewhile
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from zfabric.machines.local_scheduler.channel import PeerChannel, Sender, batches
 from zfabric.machines.local_scheduler.records import AnyObject
 from zfabric.protocol import messages as m
-from zfabric.protocol.messages import HOLD, ROW
+from zfabric.protocol.messages import HOLD, ROW, SEARCH
 
-Entry: TypeAlias = tuple[str, bytes]
-"""Kind, and id of an object or task."""
+Entry: TypeAlias = tuple[str, Any]
+"""Kind, and id of an object or task, or a row."""
 
 
 class Ledger:
@@ -43,7 +43,7 @@ class Ledger:
 
     # -- entries --
 
-    def add(self, node: bytes, kind: str, identifier: bytes) -> None:
+    def add(self, node: bytes, kind: str, identifier: Any) -> None:
         """Enter; or undo an end that is not sent yet."""
         entry = kind, identifier
         if (node, entry) in self.ended:
@@ -51,7 +51,7 @@ class Ledger:
         elif kind != HOLD or self._releasing.pop((node, identifier), None) is None:
             self.added.setdefault(node, {})[entry] = None
 
-    def end(self, node: bytes, kind: str, identifier: bytes) -> None:
+    def end(self, node: bytes, kind: str, identifier: Any) -> None:
         """End; or undo an entry that is not sent yet."""
         entry = kind, identifier
         if entry in self.added.get(node, ()):
@@ -104,7 +104,7 @@ class Ledger:
     def _take_added(self, node: bytes) -> list[m.UpdateLedger]:
         """Take the new entries of one node. Messages with holds or searches are to be acknowledged."""
         return [
-            m.UpdateLedger(self.holds.number_for(node) if any(kind != ROW for kind, _ in batch) else 0, _by_kind(batch))
+            m.UpdateLedger(self.holds.number_for(node) if any(kind in (HOLD, SEARCH) for kind, _ in batch) else 0, _by_kind(batch))
             for batch in batches(self.added.pop(node, ()))
         ]
 
@@ -159,8 +159,8 @@ class Ledger:
 
 
 def _by_kind(entries: Iterable[Entry]) -> m.Rows:
-    """Rows ``(kind, ids)``."""
-    found: defaultdict[str, list[bytes]] = defaultdict(list)
+    """Rows ``(kind, entries)``."""
+    found: defaultdict[str, list[Any]] = defaultdict(list)
     for kind, identifier in entries:
         found[kind].append(identifier)
     return tuple((kind, tuple(ids)) for kind, ids in found.items())

@@ -343,14 +343,23 @@ class LocalScheduler:
             self.references,
             self.outcomes,
             self.jobs,
-            self.entrusting,
             self.borrowing,
             self.recovery,
             self.rejoining,
             self.streams,
             self.step,
         )
-        self.entries = PeerEntries(self.tables, self.references, self.streams, self.entrusting, self.failover)
+        self.entries = PeerEntries(
+            self.tables,
+            self.references,
+            self.streams,
+            self.names,
+            self.detached,
+            self.draining,
+            self.entrusting,
+            self.failover,
+            self.peer_recovery,
+        )
         self.repeats = Repeats(
             self.tables,
             self.references,
@@ -372,6 +381,7 @@ class LocalScheduler:
             self.remote_streams,
             self.guest_logs,
             self.watches,
+            self.draining,
             self.receipts,
             self.entries,
         )
@@ -615,11 +625,11 @@ class LocalScheduler:
             self.bundles.end_of_turn()
         if self.groups.records:
             self.groups.end_of_turn(now)
+        if self.names.early:
+            self.names.answer_early()
         self.dispatcher.turn(now)
         if self.dispatcher.ahead:
             self.dispatcher.take_back_ahead()
-        if self.names.is_due:
-            self.names.answer_own()
         if self.direct.waiting or self.names.held:
             for source, message in (*self.direct.take_waiting(), *self.names.take_held()):
                 self.step(now, source, message)
@@ -645,14 +655,14 @@ class LocalScheduler:
         tables = self.tables
         if self.submission.of_other_homes or self.outcomes.ended_entrusted:
             self.children.end_of_turn()
+        if self.detached.changed:
+            self.detached.end_of_turn()
         if tables.ledger.is_due:
             self.borrowing.end_of_turn()
         if self.failover.to_tell:
             self.failover.end_of_turn()
         if self.streams.relayed or self.remote_streams.last:
             self.remote_streams.end_of_turn()
-        if self.detached.changed:
-            self.detached.end_of_turn()
         if self.creation.made:
             self.creation.end_of_turn()
         if self.guest_logs.to_send:
@@ -878,7 +888,6 @@ class LocalScheduler:
             m.Reclaimed: self.failover.on_reclaimed,
             m.StopDelegated: self.guests.on_stop_delegated,
             m.StopChildren: self.stopping.on_stop_children,
-            m.RetireActor: self.guests.on_retire_actor,
             m.LifeEnded: self.actors.on_life_ended,
             m.RelayedBlock: self.remote_logs.on_relayed_block,
             m.RelayedCheckpoint: self.remote_logs.on_relayed_checkpoint,
@@ -890,28 +899,20 @@ class LocalScheduler:
             m.AllowYields: self.remote_streams.on_allow_yields,
             m.EndsReceived: self.remote_streams.on_ends_received,
             m.UpdateLedger: self.entries.on_update_ledger,
-            m.LedgerUpdated: self.peer_recovery.on_ledger_updated,
+            m.LedgerUpdated: self.entries.on_ledger_updated,
             m.FetchValues: self.fetching.on_fetch_values,
-            m.NodeDraining: self.draining.on_draining,
-            m.CopyValues: self.draining.on_copy_values,
-            m.ValuesCopied: self.draining.on_values_copied,
             m.CopyLost: self.fetching.on_copy_lost,
             m.FetchedValues: self.fetching.on_values,
             m.JobOutput: self.on_job_output,
-            m.JobLives: self.detached.on_job_lives,
             m.Entrust: self.failover.on_entrust,
-            m.Remains: self.failover.on_remains,
+            m.Holdings: self.repeats.on_holdings,
             m.TookOver: self.failover.on_took_over,
-            m.RetainCopies: self.fetching.on_retain_copies,
-            m.RunningDelegated: self.repeats.on_running_delegated,
             m.ClaimValues: self.repeats.on_claim_values,
             m.ActorLocations: self.remote_actors.on_actor_locations,
-            m.ClaimName: self.names.on_claim_name,
             m.RelayedCalls: self.remote_callers.on_relayed_calls,
             m.RelayedReceipt: self.remote_callers.on_relayed_receipt,
             m.CallsEnded: self.remote_actors.on_calls_ended,
             m.CallerGone: self.remote_callers.on_caller_gone,
-            m.RetainedValues: self.repeats.on_retained_values,
         }
         return {
             **{kind: self.peers.of_registered(handler) for kind, handler in of_nodes.items()},
@@ -935,8 +936,6 @@ class LocalScheduler:
             m.WaitDetails: self.deadlocks.on_wait_details,
             m.TakenBack: self.dispatcher.on_taken_back,
             m.Cancel: self.stopping.on_cancel,
-            m.NameClaimed: self.names.on_name_claimed,
-            m.FreeName: self.names.on_free_name,
             m.FindActors: self.remote_actors.on_find_actors,
             m.Call: self.peer_recovery.of_callers(self.remote_actors.on_call),
             m.OutcomesReceived: self.peer_recovery.of_callers(self.remote_actors.on_outcomes_received),
@@ -981,7 +980,6 @@ class LocalScheduler:
             m.FreeBundles: self.bundles.on_free_bundles,
             m.HoldBundles: self.bundles.on_hold_bundles,
             m.NodeRoom: self.groups.on_room,
-            m.RoomGrew: self.groups.on_room_grew,
             m.BundlesPrepared: self.groups.on_bundles_prepared,
             m.WatchGroup: self.groups.on_watch_group,
             m.GroupState: self.group_tasks.on_group_state,

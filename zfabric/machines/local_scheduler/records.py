@@ -1197,8 +1197,8 @@ class NodeRecord(WorkerRecord):
         """How often it has registered again, after either's restart."""
         self.reported: dict[bytes, int] = {}
         """As home: attempts that it reports on registering, by task."""
-        self.repeated: set[tuple[str, bytes]] = set()
-        """Entries of its ledger, (``HOLD`` or ``ROW``, object), that it repeats on registering."""
+        self.repeated: set[tuple[str, Any]] = set()
+        """Entries of its ledger that it repeats on registering, searches as holds."""
 
     @property
     def is_ready(self) -> bool:

@@ -146,9 +146,8 @@ class StopCall(NamedTuple):
     reason: str
 
 
-@from_nodes(LOCAL_SCHEDULER)
 class RetireActor(NamedTuple):
-    """local scheduler -> worker control, local scheduler of the actor's node. No handle is left: the actor ends after its calls.
+    """local scheduler -> worker control. No handle is left: the actor ends after its calls.
 
     With ``at_once`` (killed, in a shared process), its calls are stopped. A restarted daemon counts handles again, and clients repeat
     ``KillActor``.

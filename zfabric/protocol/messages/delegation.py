@@ -37,6 +37,7 @@ from zfabric.protocol.checks import (
 )
 from zfabric.protocol.ids import ATTEMPT_MAX, JOB_BYTES, LOCAL_SCHEDULER, NODE_BYTES, PREFIX_BYTES, TASK_BYTES
 from zfabric.protocol.messages.rows import (
+    STOP_REASONS,
     STREAM_INDEX,
     TASK_ID,
     Attempt,
@@ -68,6 +69,8 @@ STAYS = 6
 """A status of ``Ended``: the executor's restarted daemon does not know the homes of refs inside. The task runs again at home."""
 
 
+RETIRED = "retired"
+"""A reason of ``StopDelegated``, of actors alone."""
 RETURN_REASONS = ("", "blocked", "full")
 LEVELS = ("info", "warning", "error", "again")
 """Levels of notices. "again": something runs again; a driver receives a limited number of these."""
@@ -185,35 +188,13 @@ class RegisterNode(NamedTuple):
 
 
 @from_nodes(LOCAL_SCHEDULER)
-class RunningDelegated(NamedTuple):
-    """executor -> home. On registration: the attempts that the executor still has, rows ``(task_id, attempt)``.
-
-    They run, or their ends are not acknowledged, or they made actors that live there. Tasks of others get a new attempt. Of a task's
-    attempts the last listed counts. The home stops those that it does not need.
-    """
-
-    rows: Annotated[Rows, layout(TASK, ATTEMPT)]
-
-
-@from_nodes(LOCAL_SCHEDULER)
 class ClaimValues(NamedTuple):
-    """home -> node that retains values for it. On registration of the home: values it needs, ``(object_id, refs contained)``.
+    """home -> node that has values, or copies. Retain these for the home until it ends its holds: rows ``(object_id, refs contained)``.
 
-    ``CopyLost`` answers for each that is absent.
+    Sent when either daemon is new, and when the home has lost its own value. ``CopyLost`` answers for each that is absent.
     """
 
     rows: Annotated[Rows, layout(OBJECT, many(OBJECT))]
-    homes: Homes
-
-
-@from_nodes(LOCAL_SCHEDULER)
-class RetainedValues(NamedTuple):
-    """node -> home of objects. On registration of the node: values retained for the home, ``(object_id, size, refs contained)``.
-
-    The home ends the holds on those that it does not need.
-    """
-
-    rows: Annotated[Rows, layout(OBJECT, COUNT, many(OBJECT))]
     homes: Homes
 
 
@@ -276,14 +257,14 @@ class Reclaimed(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class StopDelegated(NamedTuple):
-    """home -> executor. Stop an attempt, with ``recursive`` also what it submitted. ``reason`` is "cancelled", "timeout" or "force".
+    """home -> executor. Stop an attempt, with ``recursive`` also what it submitted.
 
-    If the attempt has made an actor, the actor's process ends at once.
+    If the attempt has made an actor, the actor's process ends at once; or after its calls, if the reason is ``RETIRED``: no handle is left.
     """
 
     task_id: TaskId
     attempt: Attempt
-    reason: StopReason
+    reason: Annotated[str, one_of((*STOP_REASONS, RETIRED))]
     recursive: bool
 
 
@@ -385,35 +366,6 @@ class CopyLost(NamedTuple):
 
 
 @from_nodes(LOCAL_SCHEDULER)
-class RetainCopies(NamedTuple):
-    """home of objects -> a node that may have copies. The home has lost its own: retain these until it ends its holds.
-
-    ``CopyLost`` answers for each that is absent.
-    """
-
-    object_ids: ObjectIds
-
-
-@from_nodes(LOCAL_SCHEDULER)
-class NodeDraining(NamedTuple):
-    """node -> all others. The sender is being drained: place nothing new there."""
-
-
-@from_nodes(LOCAL_SCHEDULER)
-class CopyValues(NamedTuple):
-    """node that is drained -> home or holder of objects. Copy these values, which the sender has. ``ValuesCopied`` is the answer."""
-
-    object_ids: ObjectIds
-
-
-@from_nodes(LOCAL_SCHEDULER)
-class ValuesCopied(NamedTuple):
-    """home or holder of objects -> node that is drained. Each of these values has been copied, or is not needed."""
-
-    object_ids: ObjectIds
-
-
-@from_nodes(LOCAL_SCHEDULER)
 class EndJob(NamedTuple):
     """home of a job -> every other node. The job has ended. ``JobGone`` is the answer."""
 
@@ -425,14 +377,6 @@ class JobGone(NamedTuple):
     """any node -> home of a job. No process works for this job here any more, and none of its values is here."""
 
     job: JobId
-
-
-@from_nodes(LOCAL_SCHEDULER)
-class JobLives(NamedTuple):
-    """another node -> home of a job. Whether living actors at home at the sender outlive the job's driver."""
-
-    job: JobId
-    lives: bool
 
 
 @from_nodes(LOCAL_SCHEDULER)

@@ -7,7 +7,7 @@ have of those tasks and their values.
 from typing import Annotated, NamedTuple
 
 from zfabric.protocol.access import from_nodes
-from zfabric.protocol.checks import ATTEMPT, COUNT, INT, OBJECT, TASK, MalformedFrame, column, layout, many
+from zfabric.protocol.checks import ATTEMPT, COUNT, INT, NODE, OBJECT, TASK, MalformedFrame, column, layout, many, optional
 from zfabric.protocol.ids import LOCAL_SCHEDULER
 from zfabric.protocol.messages.delegation import STAYS, check_job
 from zfabric.protocol.messages.rows import Count, FunctionRows, Homes, JobId, NodeId, Rows, TaskIds, TaskRows
@@ -35,7 +35,7 @@ class Entrust(NamedTuple):
 
 
 PENDING = -1
-"""The status in ``Remains`` of an object whose value is not there."""
+"""The status in ``Holdings`` of an object whose value is not there."""
 
 
 def _check_objects(rows: Rows) -> None:
@@ -47,17 +47,20 @@ def _check_objects(rows: Rows) -> None:
 
 
 @from_nodes(LOCAL_SCHEDULER)
-class Remains(NamedTuple):
-    """any node -> home of a job. After the death of ``node``: what the sender has of objects and tasks that were at home there.
+class Holdings(NamedTuple):
+    """any node -> any node. What the sender has of objects and tasks at home at the receiver, or at the dead ``node`` that it succeeds.
 
     ``objects`` are rows ``(object_id, status, value, refs inside)``. ``status`` -1: the sender does not have the value. OK: it retains the
-    value, of size ``value``, for the receiver. Otherwise the two are an outcome that is not a value. What the sender needs of these objects
-    follows (``UpdateLedger``).
+    value, of size ``value``, for the receiver. Otherwise the two are an outcome that is not a value. ``attempts`` are rows ``(task_id,
+    attempt)`` of tasks delegated to the sender. They run, or their ends are not acknowledged, or they made actors that live there. Of a
+    task's attempts the last listed counts.
 
-    ``attempts`` are rows ``(task_id, attempt)`` of tasks delegated to the sender. The last message is ``complete``.
+    To a living home, with an empty ``node``, it is sent when either daemon is new: tasks that are missing get a new attempt. The home stops
+    the attempts, and ends the holds, that it does not need. To an heir, the last message is ``complete``, and what the sender needs of the
+    objects follows (``UpdateLedger``).
     """
 
-    node: NodeId
+    node: Annotated[bytes, optional(NODE)]
     objects: Annotated[Rows, layout(OBJECT, INT, column(bytes, int), many(OBJECT)), _check_objects]
     homes: Homes
     attempts: Annotated[Rows, layout(TASK, ATTEMPT)]

@@ -16,7 +16,7 @@ PENDING_GROUP, CREATED, RESCHEDULING, REMOVED = GROUP_STATES = "PENDING", "CREAT
 
 @from_nodes(LOCAL_SCHEDULER)
 class AskRoom(NamedTuple):
-    """home -> node. Ask what could be reserved there. ``NodeRoom`` answers; ``RoomGrew`` follows when there is more."""
+    """home -> node. Ask what could be reserved there. ``NodeRoom`` answers, at once and when there is more."""
 
     survey: Count
 
@@ -25,17 +25,13 @@ class AskRoom(NamedTuple):
 class NodeRoom(NamedTuple):
     """node -> home. Its resources that are free now (``free``), and those that would be free if no task ran (``capacity``).
 
-    Both are (name, amount in 1/10,000) pairs, without what actors or other bundles hold.
+    Both are (name, amount in 1/10,000) pairs, without what actors or other bundles hold. ``survey`` 0: there is more room than
+    in the last answer.
     """
 
     survey: Count
     free: Amounts
     capacity: Amounts
-
-
-@from_nodes(LOCAL_SCHEDULER)
-class RoomGrew(NamedTuple):
-    """node -> home. There is more room than in the last ``NodeRoom``."""
 
 
 def _check_bundles(rows: Rows) -> None:

@@ -6,7 +6,7 @@ from zfabric.protocol.access import from_nodes, from_processes
 from zfabric.protocol.ids import LOCAL_SCHEDULER, MEMBER
 from zfabric.protocol.messages.rows import Rows
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 @from_processes(LOCAL_SCHEDULER)

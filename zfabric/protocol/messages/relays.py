@@ -4,8 +4,8 @@ To its callers, the local scheduler of their node stands for the actor. To the a
 ``FindActors``, ``ActorLocations``, ``KillActor`` and ``CallerGone`` pass between nodes, too; there, an actor's location is the node to
 which calls are to be sent.
 
-A delegated task may make an actor on another node than its home (``Delegate``, ``Ended``). The home ends it with ``RetireActor`` or, at
-once, ``StopDelegated``. ``ActorExiting`` and ``LifeEnded`` notify the home of its end. Its log is at its home: ``RelayedBlock``,
+A delegated task may make an actor on another node than its home (``Delegate``, ``Ended``). The home ends it with ``StopDelegated``.
+``ActorExiting`` and ``LifeEnded`` notify the home of its end. Its log is at its home: ``RelayedBlock``,
 ``RelayedCheckpoint`` and ``LogRecorded`` add to it, ``ReadLog`` and ``LogPage`` read it. The home receives ``CallCounts`` and
 ``ReplayProgress``; each other node receives ``ReplayProgress`` with its own processes as ``callers``.
 """
@@ -31,7 +31,6 @@ from zfabric.protocol.messages.rows import (
     StopReason,
     TaskId,
     TaskIds,
-    Text,
 )
 from zfabric.protocol.messages.tasks import OK
 from zfabric.protocol.row_checks import is_lone_outcome, is_plain_call
@@ -84,7 +83,7 @@ class LifeEnded(NamedTuple):
 
     ``executing`` is as in ``ActorLocations``. ``facts`` are pid, signal, exit code and peak memory. ``ending`` is the reason not to make
     the actor again, or empty. ``calls`` is as in ``CallCounts``, -1 if unknown. If this is lost, the actor is missing in the next
-    ``RunningDelegated``.
+    ``Holdings``.
     """
 
     actor_id: TaskId
@@ -212,32 +211,6 @@ class Receipt(NamedTuple):
     """client -> local scheduler. The client has received this ``RequestReceipt`` and all messages before it."""
 
     token: int
-
-
-@from_nodes(LOCAL_SCHEDULER)
-class ClaimName(NamedTuple):
-    """home of an actor -> head. The actor claims a name. ``NameClaimed`` is the answer."""
-
-    actor_id: TaskId
-    namespace: Text
-    name: Text
-
-
-@from_nodes(LOCAL_SCHEDULER)
-class NameClaimed(NamedTuple):
-    """head -> home of an actor. The answer to ``ClaimName``: ``holder`` is the actor that has the name."""
-
-    actor_id: TaskId
-    holder: TaskId
-
-
-@from_nodes(LOCAL_SCHEDULER)
-class FreeName(NamedTuple):
-    """home of an actor -> head. The actor does not need its name any more."""
-
-    actor_id: TaskId
-    namespace: Text
-    name: Text
 
 
 def _check_outputs(rows: Rows) -> None:

@@ -42,7 +42,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, short, tries_of
-from zfabric.protocol.messages import ALIVE, CREATING, DEAD, ERROR, FAILED, OK
+from zfabric.protocol.messages import ALIVE, CREATING, DEAD, ERROR, FAILED, OK, RETIRED
 from zfabric.protocol.names import brief, size
 
 RETIRE_SECONDS = 30.0
@@ -353,12 +353,10 @@ class ActorDirectory:
     def retire(self, record: ActorRecord, reason: str, patient: bool = False) -> None:
         """End an actor cleanly after its calls. Unless ``patient``, kill it after ``RETIRE_SECONDS``."""
         record.killed = reason
-        message = m.RetireActor(record.id, record.task.attempt, False)
         if record.worker is not None and record.worker.remote:
-            record.ending = record.ending or message
-            self.tables.send_to_node(record.worker.token, message)
+            self._stop_elsewhere(record.worker, record, RETIRED)
         elif record.worker is not None:
-            self.tables.send_to_control(record.worker, message)
+            self.tables.send_to_control(record.worker, m.RetireActor(record.id, record.task.attempt, False))
         if not patient:
             self._end_in_time(record)
 
@@ -427,9 +425,11 @@ class ActorDirectory:
         else:
             self._kill_process(worker, reason)
 
-    def _stop_elsewhere(self, node: WorkerRecord, record: ActorRecord) -> None:
-        record.ending = m.StopDelegated(record.id, record.task.attempt, "force", False)
-        self.tables.send_to_node(node.token, record.ending)
+    def _stop_elsewhere(self, node: WorkerRecord, record: ActorRecord, reason: str = "force") -> None:
+        request = m.StopDelegated(record.id, record.task.attempt, reason, False)
+        if record.ending is None or reason != RETIRED:
+            record.ending = request
+        self.tables.send_to_node(node.token, request)
 
     def _kill_process(self, worker: WorkerRecord | None, reason: str) -> None:
         if worker is not None and worker.pid:

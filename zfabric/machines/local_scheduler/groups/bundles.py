@@ -48,10 +48,12 @@ class Bundles:
         """Report what could be reserved here."""
         home = self.tables.sender_of(source)
         if home is not None:
-            capacity = self.tables.capacity()
-            free = {name: max(0, min(amount, capacity[name])) for name, amount in self.tables.pool.available() if name in capacity}
-            self.watchers[home] = capacity
-            self.tables.send_to_peer(home, m.NodeRoom(message.survey, tuple(sorted(free.items())), tuple(sorted(capacity.items()))))
+            self.watchers[home] = capacity = self.tables.capacity()
+            self._report_room(home, message.survey, capacity)
+
+    def _report_room(self, home: bytes, survey: int, capacity: dict[str, int]) -> None:
+        free = {name: max(0, min(amount, capacity[name])) for name, amount in self.tables.pool.available() if name in capacity}
+        self.tables.send_to_peer(home, m.NodeRoom(survey, tuple(sorted(free.items())), tuple(sorted(capacity.items()))))
 
     # -- reserving --
 
@@ -167,7 +169,7 @@ class Bundles:
         for home, known in list(self.watchers.items()):
             if any(amount > known.get(name, 0) for name, amount in capacity.items()):
                 del self.watchers[home]
-                self.tables.send_to_peer(home, m.RoomGrew())
+                self._report_room(home, 0, capacity)
             else:
                 self.watchers[home] = capacity  # What a home reserves comes back later, and then counts as more room.
 

@@ -144,15 +144,12 @@ class Groups:
                 self.tables.send_to_peer(node, m.AskRoom(self._survey))
 
     def on_room(self, now: float, source: Address, message: m.NodeRoom) -> None:
-        """Accept a node's answer."""
+        """Accept a node's answer, or note that it has more room since."""
+        self._stale |= not message.survey
         node = self.tables.sender_of(source)
         if node in self._expected and message.survey == self._survey:
             self._rooms[node] = dict(message.free), dict(message.capacity)
             self._no_longer_expected(node)
-
-    def on_room_grew(self, now: float, source: Address, message: m.RoomGrew) -> None:
-        """Note that there is more room."""
-        self._stale = True
 
     def _no_longer_expected(self, node: bytes) -> None:
         self._expected.discard(node)

@@ -3,10 +3,12 @@
 The rest of the job ends with its driver: tasks that no other process waits for, and actors without other handles. The row of the job still
 says that it runs, so that a restarted scheduler finds the driver dead and does the same. Rows of detached actors are in the control store
 from before anybody is notified that they live, until they are dead for good; those without a process are restarted from them. Nodes report
-theirs to the home of the job (``JobLives``).
+theirs to the home of the job (``LIVING`` entries of their ledgers).
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from zfabric.machines.local_scheduler.actors.directory import DETACHED, ActorDirectory
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
@@ -15,8 +17,8 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.local_scheduler.transitions import DetachedActorsChanged
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import JOB_BYTES, Address
-from zfabric.protocol.messages import DEAD
+from zfabric.protocol.ids import JOB_BYTES
+from zfabric.protocol.messages import DEAD, LIVING
 
 
 class DetachedActors:
@@ -39,7 +41,7 @@ class DetachedActors:
         """Jobs here that go on for actors of other nodes, by node."""
 
     def is_unknown(self) -> bool:
-        """Whether a node has yet to repeat ``JobLives``."""
+        """Whether a node has yet to repeat what lives there."""
         nodes = self.tables.nodes.values()
         return self.tables.unsettled is not None or any(node.daemon and not node.is_ready for node in nodes)
 
@@ -96,39 +98,43 @@ class DetachedActors:
         """Report changes to homes, before the outcomes of the tasks that made the actors."""
         for job in self.changed:
             lives = not job.ended and self.lives_here(job)
-            if lives != (job.id in self._reported):
-                (self._reported.add if lives else self._reported.discard)(job.id)
-                self.tables.send_to_node(job.home, m.JobLives(job.id, lives))
+            if job.home and (lives != (job.id in self._reported) or job.id in self._passed):
+                self._report(job, lives)
         self.changed.clear()
 
     def repeat(self, node: bytes) -> None:
         """Repeat reports after a restart of either daemon."""
         for job in self.tables.jobs.values():
             if job.home == node and not job.ended and (self.lives_here(job) or job.id in self._passed):
-                self._report(job)
+                self._report(job, self.lives_here(job))
 
     def passed_on(self, job: JobRecord) -> None:
-        """Ask the head, a job's new home, whether it goes on."""
+        """Ask the head, a job's new home, whether it goes on: any report on an ended job is answered."""
         self._passed.add(job.id)
-        self._report(job)
+        self.changed[job] = None
 
-    def _report(self, job: JobRecord) -> None:
-        lives = self.lives_here(job)
+    def _report(self, job: JobRecord, lives: bool) -> None:
         (self._reported.add if lives else self._reported.discard)(job.id)
-        self.tables.send_to_node(job.home, m.JobLives(job.id, lives))
+        (self.tables.ledger.add if lives else self.tables.ledger.end)(job.home, LIVING, job.id)
 
-    def on_job_lives(self, now: float, source: Address, message: m.JobLives) -> None:
-        """Record whether a job goes on elsewhere. If it has ended, notify the sender."""
-        job = self.tables.jobs.get(message.job)
+    def lives(self, node: bytes, job_ids: m.Ids) -> None:
+        """Record that jobs go on elsewhere."""
+        self._elsewhere.setdefault(node, set()).update(filter(partial(self._is_here, node), job_ids))
+
+    def lives_no_more(self, node: bytes, job_ids: m.Ids) -> None:
+        """Record that jobs do not go on elsewhere."""
+        for job in job_ids:
+            if self._is_here(node, job):
+                self._elsewhere.get(node, set()).discard(job)
+                self._may_end(job)
+
+    def _is_here(self, node: bytes, job_id: bytes) -> bool:
+        """Whether a job is at home here. If it has ended, notify the node."""
+        job = self.tables.jobs.get(job_id)
         if job is None or job.ended or job.home:
-            self.tables.send_to_node(source[1:], m.EndJob(message.job))
-            return
-        jobs = self._elsewhere.setdefault(source[1:], set())
-        if message.lives:
-            jobs.add(message.job)
-        else:
-            jobs.discard(message.job)
-            self._may_end(message.job)
+            self.tables.send_to_node(node, m.EndJob(job_id))
+            return False
+        return True
 
     def begin_anew(self, node: bytes) -> None:
         """Drop the reports of a dead node or former daemon; their jobs may end."""

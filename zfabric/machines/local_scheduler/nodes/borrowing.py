@@ -14,6 +14,7 @@ from zfabric.machines.local_scheduler.object_places import PENDING
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
+from zfabric.protocol.messages import HOLD, ROW
 
 
 class Borrowing:
@@ -57,8 +58,8 @@ class Borrowing:
     def end_of_turn(self) -> None:
         """Send the ledger's entries: new holds before anything that may end another node's hold."""
         for home in [each for each in self.ledger.added if self.unknown_nodes.is_dead(each)]:
-            for _, object_id in self.ledger.added.pop(home):
-                record = self.tables.find(object_id)
+            for kind, identifier in self.ledger.added.pop(home):
+                record = self.tables.find(identifier) if kind in (HOLD, ROW) else None
                 if record is not None and record.home == home:
                     self.orphans.rehome(record)
         for node, messages in self.ledger.take().items():

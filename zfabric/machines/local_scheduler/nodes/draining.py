@@ -10,6 +10,7 @@ those from there (``failover``).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
@@ -25,8 +26,7 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import DRAINED, EndNode
-from zfabric.protocol.ids import Address
-from zfabric.protocol.messages import DEAD
+from zfabric.protocol.messages import COPIED, COPY, DEAD, LEAVING
 
 LOOK_SECONDS = 1.0
 """Seconds between looks whether the node is idle; less if ``node_idle_seconds`` is short."""
@@ -60,6 +60,7 @@ class Draining:
         self._asked: dict[bytes, bytes] = {}
         """Daemons asked whether they have received everything, by node."""
         self._announced: set[bytes] = set()
+        """Nodes that are notified."""
         self._copying: dict[bytes, bytes] = {}
         """Own values to copy, each with the node that is to do so."""
         self._copied: set[bytes] = set()
@@ -128,7 +129,7 @@ class Draining:
         for node in self.tables.nodes.values():
             if node.token not in self._announced and node.is_ready:
                 self._announced.add(node.token)
-                self.tables.send_to_node(node.token, m.NodeDraining())
+                self.tables.ledger.add(node.token, LEAVING, self.tables.cluster.node)
         self._announced &= self.tables.nodes.keys()
         self.returns.return_all()
         self.guests.drain(movable=True)
@@ -137,14 +138,12 @@ class Draining:
             self.guests.drain(movable=False)
             self.actors.drain()
         values = self._values()
-        by_node: dict[bytes, list[bytes]] = {}
         for object_id, keeper in values.items():
             if self._copying.get(object_id) != keeper:
                 self._copying[object_id] = keeper
-                by_node.setdefault(keeper, []).append(object_id)
-        for keeper, object_ids in by_node.items():
-            for batch in batches(object_ids):
-                self.tables.send_to_node(keeper, m.CopyValues(batch))
+                self.tables.ledger.add(keeper, COPY, object_id)
+        for node_id in self.tables.nodes:
+            self.tables.ledger.send_added(node_id)
         if values or tasks or self._actors() or any(each.ends.retained for each in self.tables.nodes.values()):
             self._asked.clear()
         else:
@@ -191,39 +190,46 @@ class Draining:
             return name
         return f"{name} (moves)" if self.guests.may_leave(record) else f"{name} (moves once its placement group has room elsewhere)"
 
+    def repeat(self, node: bytes) -> None:
+        """Enter the drain, and what the node is to copy, again."""
+        if self.tables.draining:
+            self.tables.ledger.add(node, LEAVING, self.tables.cluster.node)
+            for object_id, keeper in self._copying.items():
+                if keeper == node and object_id not in self._copied:
+                    self.tables.ledger.add(node, COPY, object_id)
+
+    def copied(self, node: bytes, object_ids: m.Ids) -> None:
+        """Record values that a node has copied."""
+        self._copied.update(each for each in object_ids if self._copying.get(each) == node)
+
     # -- what others ask --
 
-    def on_draining(self, now: float, source: Address, message: m.NodeDraining) -> None:
+    def node_leaves(self, node: bytes, drained: m.Ids) -> None:
         """Place nothing on a drained node; reserve its bundles elsewhere."""
-        self.tables.nodes[source[1:]].draining = True
-        self.groups.node_drained(source[1:])
+        self.tables.nodes[node].draining = True
+        self.groups.node_drained(node)
 
-    def on_copy_values(self, now: float, source: Address, message: m.CopyValues) -> None:
+    def copy(self, node: bytes, object_ids: m.Ids) -> None:
         """Copy values of a drained node."""
-        for object_id in message.object_ids:
+        for object_id in object_ids:
+            self.wanted[object_id] = node
             record = self.tables.find(object_id)
             if record is not None:
-                self.wanted[object_id] = source[1:]
                 self.tables.transfers.want(record)
-            else:
-                self.tables.send_to_node(source[1:], m.ValuesCopied((object_id,)))
 
     def answer(self) -> None:
-        """Report copied values."""
+        """Report copied and unneeded values."""
+        found: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for object_id, node in list(self.wanted.items()):
             record = self.tables.find(object_id)
             if record is None or _is_here(record) or node not in self.tables.nodes:
                 del self.wanted[object_id]
-                if node in self.tables.nodes:
-                    if record is not None:
-                        self.tables.protect(record)
-                    self.tables.send_to_node(node, m.ValuesCopied((object_id,)))
-
-    def on_values_copied(self, now: float, source: Address, message: m.ValuesCopied) -> None:
-        """Record copied values."""
-        for object_id in message.object_ids:
-            if self._copying.get(object_id) == source[1:]:
-                self._copied.add(object_id)
+                found[node].append(object_id)
+                if record is not None:
+                    self.tables.protect(record)
+        for node in found.keys() & self.tables.nodes.keys():
+            for batch in batches(found[node]):
+                self.tables.send_to_node(node, m.LedgerUpdated(0, ((COPIED, batch),)))
 
 
 def _is_here(record: AnyObject) -> bool:

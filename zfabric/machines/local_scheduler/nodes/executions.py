@@ -62,6 +62,8 @@ class Executions:
         if home is None:
             self.tables.count("refused")
             return
+        if message.job[2] == home.token:  # It goes on: an earlier daemon, or home, had begun to end it.
+            self.jobs.ended_elsewhere.pop(message.job[0], None)
         job = self.job_of(message.job, now)
         if job is None:
             return
@@ -273,8 +275,9 @@ class Executions:
         home.ends.retain(message, tuple(pinned or named), calls)
 
     def home_died(self, dead: NodeRecord) -> list[m.Completed]:
-        """Report unacknowledged ends to the heirs, each behind its attempts (``Remains``). Return the ends for this node as heir, with refs
-        inside pinned.
+        """Report unacknowledged ends to the heirs, each behind its attempts.
+
+        Return the ends for this node as heir, with refs inside pinned.
         """
         own: list[m.Completed] = []
         for message in dead.ends:
@@ -296,7 +299,7 @@ class Executions:
             self.references.pin(report.named)
             if home:
                 attempts = tuple((row[0], row[1]) for row in report.rows)
-                self.tables.send_to_node(home, m.Remains(dead, (), (), attempts, False))
+                self.tables.send_to_node(home, m.Holdings(dead, (), (), attempts, False))
                 self._send_report(self.tables.nodes[home], report)
             else:
                 own.append(report.completed())

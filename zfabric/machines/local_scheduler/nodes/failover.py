@@ -1,6 +1,6 @@
 """How the home of a job becomes the heir of a dead node (decision 0039).
 
-The last ``Remains`` of a survivor (``orphans``) is ``complete``; a node that never knew the dead one sends ``TookOver`` instead. The heir
+The last ``Holdings`` of a survivor (``orphans``) is ``complete``; a node that never knew the dead one sends ``TookOver`` instead. The heir
 waits until each survivor has reported or is dead too. Until then its records of the objects are borrowed ones, and ends of attempts are set
 aside, with their refs pinned. ``_take_over`` then rebuilds, in this order: records of needed rows and their inputs, and of objects without
 a row; values; ends of attempts that ran here; attempts elsewhere; lost values that are held, and unfinished tasks without an attempt; the
@@ -52,7 +52,7 @@ from zfabric.protocol.options import names_objects, option
 
 
 class _Copy(NamedTuple):
-    """An object's outcome on a node that retains it, as in ``Remains``."""
+    """An object's outcome on a node that retains it, as in ``Holdings``."""
 
     node: bytes
     status: int
@@ -187,7 +187,7 @@ class Failover:
         """Repeat which dead nodes are taken over, and that no more reports follow."""
         for dead, takeover in self._takeovers.items():
             if takeover.survivors is not None and node not in takeover.taken:
-                self.tables.send_to_node(node, m.Remains(dead, (), (), (), True))
+                self.tables.send_to_node(node, m.Holdings(dead, (), (), (), True))
             if takeover.done:
                 self.tables.send_to_node(node, m.TookOver(dead))
 
@@ -213,7 +213,7 @@ class Failover:
                 self.references.unpin(each[3])
         takeover.ends = [each for each in takeover.ends if each[0] != node]
 
-    def on_remains(self, now: float, source: Address, message: m.Remains) -> None:
+    def on_remains(self, now: float, source: Address, message: m.Holdings) -> None:
         """Enter a report. It may arrive before the death is known here."""
         node = source[1:]
         if node not in self.tables.nodes:

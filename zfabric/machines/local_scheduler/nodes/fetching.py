@@ -248,13 +248,3 @@ class Fetching:
         for task in record.take_dependents():
             if task.state == WAITING:
                 self.outcomes.end_with(task, FAILED, failure)
-
-    def on_retain_copies(self, now: float, source: Address, message: m.RetainCopies) -> None:
-        """Retain copies for a home that has lost its own."""
-        for object_id in message.object_ids:
-            record = self.tables.find(object_id)
-            if record is not None and record.home and type(record.value) is Stored:
-                record.add_holder(source[1:])
-                self.tables.protect(record)
-            elif source[1:] in self.tables.nodes:
-                self.tables.send_to_node(source[1:], m.CopyLost(object_id, "the node that had it is dead, and no other one has it"))

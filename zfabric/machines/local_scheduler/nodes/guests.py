@@ -16,7 +16,7 @@ from zfabric.machines.local_scheduler.transitions import ActorLifeEnded, GuestDi
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.ids import JOB_BYTES, Address
-from zfabric.protocol.messages import CREATED, OK
+from zfabric.protocol.messages import CREATED, OK, RETIRED
 
 
 class Guests:
@@ -59,23 +59,16 @@ class Guests:
     # -- what homes send --
 
     def on_stop_delegated(self, now: float, source: Address, message: m.StopDelegated) -> None:
-        """Stop an attempt, or end the actor that it made."""
-        guest = self._of(source, message.task_id, message.attempt)
-        if guest is None:
+        """Stop an attempt, or end the actor that it made: at once, or after its calls."""
+        guest = self.records.get(message.task_id)
+        if guest is not None and guest.home == source[1:] and guest.task.attempt == message.attempt:
+            if message.reason == RETIRED:
+                self.tables.send_to_control(guest.worker, m.RetireActor(guest.id, message.attempt, False))
+            else:
+                self._kill(guest.worker, "its home has ended it")
+        elif message.reason != RETIRED:
             self.logs.stopped(source, message.task_id, message.attempt)
             self.executions.on_stop_delegated(now, source, message)
-        else:
-            self._kill(guest.worker, "its home has ended it")
-
-    def on_retire_actor(self, now: float, source: Address, message: m.RetireActor) -> None:
-        """End a guest without handles, after its calls."""
-        guest = self._of(source, message.actor_id, message.attempt)
-        if guest is not None:
-            self.tables.send_to_control(guest.worker, message)
-
-    def _of(self, source: Address, actor_id: bytes, attempt: int) -> GuestRecord | None:
-        guest = self.records.get(actor_id)
-        return guest if guest is not None and guest.home == source[1:] and guest.task.attempt == attempt else None
 
     def _kill(self, worker: WorkerRecord, reason: str) -> None:
         if worker.pid:

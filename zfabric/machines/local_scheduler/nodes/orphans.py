@@ -1,7 +1,7 @@
 """Objects whose home has died: their next home is that of their job.
 
 After a death, a node reports to the homes of the jobs what it has of the dead one: objects, its ledger's entries for them, attempts, then
-one ``Remains`` that is ``complete``. Rows go on to name the dead node, so refs may arrive later; such an object is registered at the home
+one ``Holdings`` that is ``complete``. Rows go on to name the dead node, so refs may arrive later; such an object is registered at the home
 of its job when it is needed (``rehome``).
 """
 
@@ -53,10 +53,10 @@ class Orphans:
         for home in self.tables.nodes:
             self._send_objects(home, dead, objects[home])
             for rows in batches(attempts[home]):
-                self.tables.send_to_node(home, m.Remains(dead, (), (), rows, False))
+                self.tables.send_to_node(home, m.Holdings(dead, (), (), rows, False))
             is_awaited = not self.tables.dead[dead]  # The dead node was known here.
             if is_awaited and self.tables.nodes[home].daemon:  # Others may not know this node: they receive it when they register.
-                self.tables.send_to_node(home, m.Remains(dead, (), (), (), True))
+                self.tables.send_to_node(home, m.Holdings(dead, (), (), (), True))
 
     def _move(self, record: AnyObject, home: bytes) -> None:
         """Set the home of the job as its home."""
@@ -79,7 +79,7 @@ class Orphans:
     def _send_objects(self, home: bytes, dead: bytes, objects: list[m.Row]) -> None:
         for rows in batches(objects):
             named = [each for row in rows for each in row[3]]
-            self.tables.send_to_node(home, m.Remains(dead, rows, self.tables.homes_of(named), (), False))
+            self.tables.send_to_node(home, m.Holdings(dead, rows, self.tables.homes_of(named), (), False))
         self.tables.ledger.send_added(home)
 
     def rehome(self, record: AnyObject) -> bool:
@@ -110,7 +110,7 @@ class Orphans:
 
 
 def _outcome(record: AnyObject) -> m.Row:
-    """For ``Remains``: ``(status, value, refs inside)``."""
+    """For ``Holdings``: ``(status, value, refs inside)``."""
     value = record.value
     if record.status == OK and isinstance(value, bytes | Stored):
         return (OK, len(value) if isinstance(value, bytes) else value.size, record.contained)

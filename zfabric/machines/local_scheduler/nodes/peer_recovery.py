@@ -13,13 +13,13 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable
+from typing import TypeGuard
 
 from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
-from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import DONE, NO_HOME, WAITING, AnyObject, NodeRecord, ObjectRecord
@@ -31,16 +31,14 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, short
 from zfabric.protocol.machine import Handler
-from zfabric.protocol.messages import ENTRUSTED, FAILED, HOLD, SEARCH
+from zfabric.protocol.messages import FAILED, HOLD, OK, ROW, SEARCH
 
 HELD = frozenset(
     {
-        m.RetainedValues,
         m.FetchValues,
         m.Ended,
         m.RelayedYields,
         m.CallsEnded,
-        m.ClaimName,
         m.Reclaimed,
         m.CopyLost,
         m.RelayedBlock,
@@ -50,7 +48,7 @@ HELD = frozenset(
     }
 )
 """Messages that wait until all nodes have registered. Two others also wait until all homes are known: ``FetchValues``, as a value goes with
-the homes of the refs inside; and reports of entrusted rows (``LedgerUpdated``), as the needed ones are known then.
+the homes of the refs inside; and reports on entries (``LedgerUpdated``), as the needed rows are known then.
 """
 
 
@@ -63,7 +61,6 @@ class PeerRecovery:
         references: References,
         outcomes: Outcomes,
         jobs: Jobs,
-        entrusting: Entrusting,
         borrowing: Borrowing,
         recovery: Recovery,
         rejoining: Rejoining,
@@ -74,7 +71,6 @@ class PeerRecovery:
         self.references = references
         self.outcomes = outcomes
         self.jobs = jobs
-        self.entrusting = entrusting
         self.borrowing = borrowing
         self.recovery = recovery
         self.rejoining = rejoining
@@ -116,12 +112,10 @@ class PeerRecovery:
         if self.settled:
             return False
         kind = type(message)
-        if kind is m.ClaimName and not self.tables.nodes[source[1:]].is_ready:
-            return False  # A living actor has this name; new actors claim theirs after ``Ready``.
         if isinstance(message, m.Delegate):
             self.recovery.run_again(row[0] for row in message.rows)
         is_search = isinstance(message, m.UpdateLedger) and self._restore(source[1:], message.added)
-        early = self.tables.unsettled is not None and (kind in HELD or is_search)
+        early = self.tables.unsettled is not None and (kind in HELD or is_search or _has_values(message))
         waits = early or kind is m.FetchValues or (isinstance(message, m.LedgerUpdated) and not message.number)
         if waits:
             self._held.append((source, message))
@@ -184,7 +178,7 @@ class PeerRecovery:
     def _settle_tasks(self, now: float) -> None:
         held, self._held = self._held, []
         for source, message in held:
-            if type(message) is m.RetainedValues:
+            if _has_values(message):
                 self.take_retained(source[1:], message)
         self.streams.positions_known()
         self._adopt()
@@ -194,7 +188,7 @@ class PeerRecovery:
         for task in waiting:
             self.outcomes.resolved(task)
         for source, message in held:
-            if type(message) is not m.RetainedValues:
+            if not _has_values(message):
                 self.step(now, source, message)
 
     def _adopt(self) -> None:
@@ -228,9 +222,11 @@ class PeerRecovery:
             if task is None or task.attempt != attempt:
                 self.tables.send_to_node(node.token, m.StopDelegated(task_id, attempt, "cancelled", False))
 
-    def take_retained(self, node: bytes, message: m.RetainedValues) -> None:
+    def take_retained(self, node: bytes, message: m.Holdings) -> None:
         """Enter values retained for this node. Release there what is not needed or exists."""
-        for object_id, size, contained in message.rows:
+        for object_id, status, size, contained in message.objects:
+            if status != OK:
+                continue
             record = self.tables.find(object_id)
             of_stream = self.streams.is_value(object_id)
             if of_stream and record is None:
@@ -284,7 +280,7 @@ class PeerRecovery:
         for kind, ids in entries:
             if kind == HOLD:
                 self._restore_objects(ids, node)
-            else:
+            elif kind in (SEARCH, ROW):
                 self.recovery.restore_rows(ids)
         return any(kind == SEARCH for kind, _ in entries)
 
@@ -361,17 +357,14 @@ class PeerRecovery:
         self.tables.ledger.send_added(node)
         self._searches[node] = self.tables.ledger.holds.barrier
 
-    def on_ledger_updated(self, now: float, source: Address, message: m.LedgerUpdated) -> None:
-        """Accept an acknowledgement, the homes that a search has found, and which rows a node has."""
-        node = source[1:]
-        for kind, identifiers in message.entries:
-            if kind == ENTRUSTED:
-                self.entrusting.reported(node, identifiers)
-            elif node in self._searches:
-                for object_id in identifiers:
-                    self._found(object_id, node)
-        self.tables.ledger.acknowledged(node, message.number)
-        if self._searches.get(node) == message.number:
+    def found(self, node: bytes, object_ids: m.Ids) -> None:
+        """Accept the homes that a search has found."""
+        for object_id in object_ids if node in self._searches else ():
+            self._found(object_id, node)
+
+    def acknowledged(self, node: bytes, number: int, now: float) -> None:
+        """Note which searches are answered."""
+        if self._searches.get(node) == number:
             del self._searches[node]
             self._unanswered.discard(node)
             self._go_on(now)
@@ -421,3 +414,8 @@ class PeerRecovery:
         text = f"object {short(record.id)} is lost: nothing that would tell of it survived its node's daemon"
         record.fail(FAILED, pack_failure("ObjectLostError", text), self.tables.inline)
         self.tables.orphans.enter(record.id, True)
+
+
+def _has_values(message: m.Message) -> TypeGuard[m.Holdings]:
+    """Whether a node reports values that it retains for this home."""
+    return type(message) is m.Holdings and not message.node and bool(message.objects)

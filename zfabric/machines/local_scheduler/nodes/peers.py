@@ -220,7 +220,7 @@ class Peers:
         self.tables.report(NodeGone(node.token))
         self.remote_callers.node_died(node.token)
         self.remote_actors.node_died(node.token)
-        self.names.node_died(node.token)
+        self.names.free_all(node.token)
 
     def _stop_tasks_of(self, home: bytes, now: float) -> None:
         """Stop a dead home's tasks here, with their children: nobody reads their values."""

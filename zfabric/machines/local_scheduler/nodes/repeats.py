@@ -15,6 +15,7 @@ from zfabric.machines.local_scheduler.lifecycle.detached import DetachedActors
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.detached_creation import DetachedCreation
+from zfabric.machines.local_scheduler.nodes.draining import Draining
 from zfabric.machines.local_scheduler.nodes.entrusting import Entrusting
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.nodes.failover import Failover
@@ -62,6 +63,7 @@ class Repeats:
         remote_streams: RemoteStreams,
         guest_logs: GuestLogs,
         watches: ReferenceWatches,
+        draining: Draining,
         receipts: Receipts,
         entries: PeerEntries,
     ) -> None:
@@ -85,6 +87,7 @@ class Repeats:
         self.remote_streams = remote_streams
         self.guest_logs = guest_logs
         self.watches = watches
+        self.draining = draining
         self.receipts = receipts
         self.entries = entries
 
@@ -107,13 +110,13 @@ class Repeats:
     def send(self, node: NodeRecord) -> None:
         """Repeat everything to a node."""
         token = node.token
-        if self.tables.draining:
-            self.tables.send_to_node(token, m.NodeDraining())
         self._name_jobs(token)
+        self.draining.repeat(token)
+        self.detached.repeat(token)
         self.borrowing.repeat(token)
         self.peer_recovery.search(token)
         for rows in batches(self.executions.attempts_of(node)):
-            self.tables.send_to_node(token, m.RunningDelegated(rows))
+            self.tables.send_to_node(token, m.Holdings(b"", (), (), rows, False))
         records = self.tables.values()
         claimed = [each for each in records if isinstance(each.value, Elsewhere) and each.value.place == token]
         for rows in batches(tuple((each.object_id, each.contained) for each in claimed)):
@@ -125,7 +128,6 @@ class Repeats:
         self.failover.repeat(token)
         self.groups.repeat(token)
         self.group_tasks.repeat(token)
-        self.detached.repeat(token)
         self.tables.send_to_node(token, m.Ready())
         self.borrowing.repeat_cancelled(token)
         self.streams.repeat(node)
@@ -154,9 +156,13 @@ class Repeats:
 
     # -- what others repeat --
 
-    def on_running_delegated(self, now: float, source: Address, message: m.RunningDelegated) -> None:
-        """Note an executor's attempts."""
-        self.tables.nodes[source[1:]].reported.update(message.rows)
+    def on_holdings(self, now: float, source: Address, message: m.Holdings) -> None:
+        """Accept what a node has of this home's objects and tasks, or of a dead home's."""
+        if message.node:
+            self.failover.on_remains(now, source, message)
+        else:
+            self.tables.nodes[source[1:]].reported.update(message.attempts)
+            self.peer_recovery.take_retained(source[1:], message)
 
     def on_claim_values(self, now: float, source: Address, message: m.ClaimValues) -> None:
         """Retain values for their home, or report them lost."""
@@ -164,10 +170,11 @@ class Repeats:
         for object_id, contained in message.rows:
             record = self.tables.find(object_id)
             size = self.peer_recovery.recovery.stored_size(object_id)
-            if record is not None and record.home and record.value is not None:
+            if record is not None and record.home and record.is_here:
                 record.add_holder(home)
+                self.tables.protect(record)
             elif size is None or (record is not None and not record.home):
-                self.tables.send_to_node(home, m.CopyLost(object_id, "its daemon was restarted, and the value was not found"))
+                self.tables.send_to_node(home, m.CopyLost(object_id, "the node that was to have it has lost it, and no other one has it"))
             else:
                 self._claimed(record or self.tables.refer(object_id, home), home, size, contained, message.homes)
 
@@ -179,10 +186,6 @@ class Repeats:
         self.outcomes.contain(record, contained)
         self.borrowing.settle(contained)
         self.outcomes.announce(record)
-
-    def on_retained_values(self, now: float, source: Address, message: m.RetainedValues) -> None:
-        """Accept what a node retains for this one."""
-        self.peer_recovery.take_retained(source[1:], message)
 
     def node_ready(self, node: NodeRecord, now: float) -> None:
         """End attempts and entries that a node has not repeated."""

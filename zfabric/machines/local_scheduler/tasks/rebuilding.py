@@ -181,7 +181,7 @@ class Rebuilding:
         found = Elsewhere(value.size, place)
         found.copies = tuple(copies)
         record.arrive(found, self.tables.inline)
-        self.tables.send_to_node(place, m.RetainCopies((record.object_id,)))
+        self.tables.send_to_node(place, m.ClaimValues(((record.object_id, record.contained),), self.tables.homes_of(record.contained)))
         if record.fetchers or record.dependents:
             self.tables.transfers.want(record)
         return True
