@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import veth
-from faults import descendants, name_of
+from faults import descendants, name_of, restore
 from programs_of_nodes import LOG, PROGRAMS, Execution, Program, executions
 from relay import CUT, Fault, Relay, RelayedCluster
 
@@ -38,6 +38,8 @@ import zfabric as zf
 from zfabric.runtime import interface
 from zfabric.runtime.session import sweep
 
+NODES = 3
+"""Nodes with which a case begins."""
 LEASE = 2.0
 """Seconds of ``node_lease`` where nodes die or are held up: short, so that much happens in a case."""
 REST_SECONDS = 30.0
@@ -411,45 +413,60 @@ def check_rest() -> None:
         time.sleep(0.05)  # What other nodes release raises no event here.
 
 
-def run_case(program: str, fault: str, seed: int, size: int = 1, rounds: int = 2, links: bool = False) -> str:
-    """Run one case; the story of what was done. Raises what was wrong, with the story."""
-    story: list[str] = []
+@contextmanager
+def cluster_for(fault: str, links: bool = False) -> Iterator[Any]:
+    """A cluster of nodes of one CPU for cases of this fault. At the end nothing is left of them."""
     made: Any = veth.LinkedCluster if links else RelayedCluster
-    with surroundings(), veth.Network() if links else Relay() as relay:
-        relay("seed", seed)
-        config = {} if fault in IN_GOOD_HEALTH else {"node_lease": LEASE}
-        options: dict[str, Any] = {"object_store_memory": 64 * 2**20, "config": config}
-        with made(relay, nodes=3, cpus_per_node=1, **options) as cluster, zf.init(cluster.address, log_to_driver=False):
-            day = Day(cluster, seed)
-            day.story = story
-            errors: list[BaseException] = []
+    # All workers need numpy, and some programs start many.
+    config = {"preload": ("numpy",)} if fault in IN_GOOD_HEALTH else {"preload": ("numpy",), "node_lease": LEASE}
+    options: dict[str, Any] = {"object_store_memory": 64 * 2**20, "config": config}
+    with (
+        surroundings(),
+        veth.Network() if links else Relay() as relay,
+        made(relay, nodes=NODES, cpus_per_node=1, **options) as cluster,
+    ):
+        yield cluster
 
-            def strike() -> None:
-                try:
-                    FAULTS[fault](day)
-                except BaseException as error:  # The main thread raises it.
-                    errors.append(error)
 
-            striking = threading.Thread(target=strike, daemon=True)
-            striking.start()
+def run_case(cluster: Any, program: str, fault: str, seed: int, size: int = 1, rounds: int = 2) -> str:
+    """Run one case on a cluster for its fault; the story of what was done. Raises what was wrong, with the story.
+
+    Another may follow: no fault strikes any more, and each case begins with three nodes.
+    """
+    cluster.relay("seed", seed)
+    with zf.init(cluster.address, log_to_driver=False):
+        restore(cluster, NODES)
+        day = Day(cluster, seed)
+        errors: list[BaseException] = []
+
+        def strike() -> None:
             try:
-                done = 0
-                while done < rounds or striking.is_alive():
-                    Path(os.environ[LOG]).write_text("")
-                    PROGRAMS[program].run(size)
-                    if fault not in IN_GOOD_HEALTH:
-                        day.note_deaths()
-                    check_executions(day, PROGRAMS[program])
-                    done += 1
-                striking.join()
-                if errors:
-                    raise errors[0]
-                check_rest()
-            except BaseException as error:  # Ctrl-C too: the story says how far it came.
-                error.add_note("; ".join(story))
-                keep_logs(program, fault, seed)
-                raise
-    return "; ".join(story)
+                FAULTS[fault](day)
+            except BaseException as error:  # The main thread raises it.
+                errors.append(error)
+
+        striking = threading.Thread(target=strike, daemon=True)
+        striking.start()
+        try:
+            done = 0
+            while done < rounds or striking.is_alive():
+                Path(os.environ[LOG]).write_text("")
+                PROGRAMS[program].run(size)
+                if fault not in IN_GOOD_HEALTH:
+                    day.note_deaths()
+                check_executions(day, PROGRAMS[program])
+                done += 1
+            striking.join()
+            if errors:
+                raise errors[0]
+            check_rest()
+        except BaseException as error:  # Ctrl-C too: the story says how far it came.
+            error.add_note("; ".join(day.story))
+            keep_logs(program, fault, seed)
+            striking.join()
+            day.relay.heal()
+            raise
+    return "; ".join(day.story)
 
 
 def keep_logs(program: str, fault: str, seed: int) -> None:
@@ -505,7 +522,8 @@ def main() -> None:
             guard.daemon = True
             guard.start()
             try:
-                run_case(program, fault, seed, links=options.links)
+                with cluster_for(fault, options.links) as cluster:
+                    run_case(cluster, program, fault, seed)
                 print(f"ok     {program} {fault} {seed} ({time.monotonic() - begun:.1f} s)", flush=True)
             except Exception as error:  # A failed case is counted, and the others still run.
                 failed += 1

@@ -31,14 +31,14 @@ collect_ignore = ["libraries"]  # Ray and its libraries are in an environment of
 GONE_SECONDS = 30  # how long the last processes may take to end; the fabric promises ten, and the machine may be busy
 
 LONGEST = (
-    "test_bad_days", "test_perf", "test_local_cluster", "test_failures_objects", "test_sim", "test_cli_live", "test_bad_input",
-    "test_lost_nodes", "test_cli", "test_page", "test_failures_processes", "test_examples", "test_joblib", "test_failures_actors",
-    "test_dask", "test_ssh_clusters", "test_slurm", "test_kubernetes", "test_run", "test_leaks", "test_unpinned_values",
-    "test_programs", "test_jobs", "test_actor_quiescence", "test_actor_replay", "test_actors", "test_actors_between_nodes",
-    "test_failures_tasks", "test_failures_disk", "test_streams_between_nodes", "test_own_calls", "test_placement_groups", "test_sizes",
-    "test_drain", "test_runtime_env", "test_types", "test_transfer", "test_unread_failures", "test_migrating",
-    "test_logged_between_nodes", "test_cluster_security", "test_interrupts", "test_value_callbacks", "test_ray_names",
-    "test_supervisor", "test_large_values", "test_executor", "test_as_ray", "test_lightweight", "test_node_fields", "test_codec",
+    "test_sim", "test_perf", "test_bad_days", "test_page", "test_local_cluster", "test_cli_live", "test_cli", "test_failures_objects",
+    "test_bad_input", "test_lost_nodes", "test_ssh_clusters", "test_failures_processes", "test_joblib", "test_programs", "test_jobs",
+    "test_failures_actors", "test_actors_between_nodes", "test_actors", "test_drain", "test_run", "test_examples", "test_leaks",
+    "test_slurm", "test_kubernetes", "test_placement_groups", "test_streams_between_nodes", "test_actor_quiescence", "test_actor_replay",
+    "test_dask", "test_full_stores", "test_unpinned_values", "test_failures_tasks", "test_failures_disk", "test_own_calls", "test_sizes",
+    "test_runtime_env", "test_types", "test_transfer", "test_unread_failures", "test_migrating", "test_logged_between_nodes",
+    "test_cluster_security", "test_interrupts", "test_value_callbacks", "test_ray_names", "test_supervisor", "test_large_values",
+    "test_executor", "test_as_ray", "test_lightweight", "test_node_fields", "test_codec",
 )  # fmt: skip
 """The files that take longest, in the order in which a run side by side begins with them."""
 

@@ -40,6 +40,21 @@ def on_node(node: Any, soft: bool = False) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(getattr(node, "node_id", node), soft=soft)
 
 
+def restore(cluster: zf.LocalCluster, count: int) -> None:
+    """Have this program's cluster consist of ``count`` nodes again: replace those that left it or died, and end those above."""
+
+    def is_whole() -> bool:
+        registered = {row["NodeID"] for row in zf.nodes()}
+        stayed = [node for node in cluster.nodes if node.node_id in registered]
+        for node in [*(node for node in cluster.nodes if node not in stayed), *stayed[count:]]:
+            cluster.remove_node(node)
+        while len(cluster.nodes) < count:
+            cluster.add_node()
+        return registered == {node.node_id for node in cluster.nodes}
+
+    eventually(is_whole, "its nodes are registered, and no others")
+
+
 def failure(ref: Any, timeout: float = PATIENCE) -> BaseException:
     """The exception that ``get`` of this ref raises."""
     with pytest.raises(BaseException) as caught:

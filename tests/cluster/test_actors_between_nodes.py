@@ -89,7 +89,7 @@ class Counter:
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[zf.LocalCluster]:
     """Two nodes of two CPUs."""
-    with zf.LocalCluster(nodes=1, cpus_per_node=2, object_store_memory=128 * 2**20) as made:
+    with zf.LocalCluster(nodes=1, cpus_per_node=2, object_store_memory=128 * 2**20, config={"preload": ("pytest", "numpy")}) as made:
         made.add_node(num_cpus=2, resources={"special": 1}, labels={"zone": "b"})
         yield made
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from bad_days import CANNOT, FAULTS, run_case
+from bad_days import CANNOT, FAULTS, IN_GOOD_HEALTH, cluster_for, run_case
 from faults import eventually
 from programs_of_nodes import PROGRAMS
 from relay import Fault, Relay, RelayedCluster, free_port
@@ -22,35 +22,64 @@ import zfabric as zf
 CASES = (
     ("puts", "kill_node"),
     ("wait_loop", "kill_two_nodes"),
-    ("parameter_server", "kill_worker"),
-    ("arrays", "kill_agent"),
-    ("nested", "kill_daemon"),
-    ("streams", "kill_head_daemon"),
     ("shuffle", "pause_node"),
-    ("actors_elsewhere", "kill_daemon"),
     ("training", "pause_head_daemon"),
     ("streams", "pause_briefly"),
     ("training", "cut"),
     ("arrays", "cut_one_way"),
     ("wait_loop", "cut_off"),
     ("chain", "flap"),
+    ("squares", "replace_nodes"),
+)
+CASES_IN_GOOD_HEALTH = (
+    ("parameter_server", "kill_worker"),
+    ("arrays", "kill_agent"),
+    ("nested", "kill_daemon"),
+    ("streams", "kill_head_daemon"),
+    ("actors_elsewhere", "kill_daemon"),
     ("shuffle", "reset"),
     ("recursion", "slow"),
     ("arrays", "thin"),
     ("arrays", "dead_data_path"),
-    ("squares", "replace_nodes"),
     ("training", "add_nodes"),
 )
 
 
-@pytest.mark.parametrize(("program", "fault"), CASES, ids=["-".join(case) for case in CASES])
-def test_results_are_right_and_nothing_is_left(program: str, fault: str) -> None:
-    run_case(program, fault, seed=1)
+def with_cases(cases: tuple[tuple[str, str], ...]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("program", "fault"), cases, ids=["-".join(case) for case in cases])
+
+
+@pytest.fixture(scope="class")
+def cluster_that_loses_nodes() -> Iterator[RelayedCluster]:
+    """One for all cases of which nodes may die: dead ones are replaced before the next case."""
+    with cluster_for("kill_node") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="class")
+def cluster_in_good_health() -> Iterator[RelayedCluster]:
+    """One for all cases of which no node dies."""
+    with cluster_for("none") as cluster:
+        yield cluster
+
+
+class TestDaysOnWhichNodesMayDie:
+    @with_cases(CASES)
+    def test_results_are_right_and_nothing_is_left(self, cluster_that_loses_nodes: RelayedCluster, program: str, fault: str) -> None:
+        run_case(cluster_that_loses_nodes, program, fault, seed=1)
+
+
+class TestDaysInGoodHealth:
+    @with_cases(CASES_IN_GOOD_HEALTH)
+    def test_results_are_right_and_nothing_is_left(self, cluster_in_good_health: RelayedCluster, program: str, fault: str) -> None:
+        run_case(cluster_in_good_health, program, fault, seed=1)
+        assert all(node.alive() for node in cluster_in_good_health.nodes)
 
 
 def test_every_program_is_among_the_cases() -> None:
-    assert {program for program, _ in CASES} == set(PROGRAMS)
-    assert {fault for _, fault in CASES} <= set(FAULTS)
+    assert {program for program, _ in (*CASES, *CASES_IN_GOOD_HEALTH)} == set(PROGRAMS)
+    assert {fault for _, fault in CASES} <= set(FAULTS) - set(IN_GOOD_HEALTH)
+    assert {fault for _, fault in CASES_IN_GOOD_HEALTH} <= set(IN_GOOD_HEALTH)
 
 
 def test_nodes_are_cut_off_by_links_of_the_kernel_as_well() -> None:

@@ -19,7 +19,7 @@ PATIENCE = 60
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[zf.LocalCluster]:
     """Three nodes: those in the middle of a chain of parents are blocked."""
-    with zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20) as made:
+    with zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20, config={"preload": ("pytest",)}) as made:
         yield made
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from faults import PATIENCE, descendants, eventually, failure, gone, name_of, on_node, query
+from faults import PATIENCE, descendants, eventually, failure, gone, name_of, on_node, query, restore
 from files import wait_for_file, wait_for_file_in_loop
 
 import zfabric as zf
@@ -25,14 +25,20 @@ from zfabric.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 BIG = 300_000
 
 
-@pytest.fixture
-def cluster() -> Iterator[zf.LocalCluster]:
-    """Three nodes of one CPU, with this program connected."""
-    with (
-        zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": 600.0}) as made,
-        zf.init(made.address),
-    ):
+@pytest.fixture(scope="module")
+def cluster_of_the_file() -> Iterator[zf.LocalCluster]:
+    """The cluster whose nodes the tests of this file drain."""
+    config = {"node_lease": 600.0, "preload": ("pytest", "click.testing")}
+    with zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20, config=config) as made:
         yield made
+
+
+@pytest.fixture
+def cluster(cluster_of_the_file: zf.LocalCluster) -> Iterator[zf.LocalCluster]:
+    """Three nodes of one CPU, with this program connected: what earlier tests drained is replaced, and what they added has ended."""
+    with zf.init(cluster_of_the_file.address):
+        restore(cluster_of_the_file, 3)
+        yield cluster_of_the_file
 
 
 def await_nodes(cluster: zf.LocalCluster) -> None:
@@ -71,7 +77,8 @@ def test_tasks_end_and_values_are_copied_before_a_node_leaves(cluster: zf.LocalC
     eventually(started.exists, "a task runs on the node")
     queued = [slow.options(scheduling_strategy=on_node(leaving, soft=True)).remote(str(tmp_path / "other")) for _ in range(2)]
     draining = Drain(cluster, leaving)
-    eventually(lambda: {row["node"] for row in query("tasks") if row["state"] == "running"} == {"node1", "node2", "node3"}, "all have one")
+    everywhere = {node.name for node in cluster.nodes}
+    eventually(lambda: {row["node"] for row in query("tasks") if row["state"] == "running"} == everywhere, "all have one")
     over.touch()
     draining.end()
     assert leaving.node_id not in [row["NodeID"] for row in zf.nodes()]
@@ -121,26 +128,25 @@ def hold(over: str) -> str:
 
 
 def test_the_command_line_says_what_cannot_be_drained_and_ends_what_takes_too_long(cluster: zf.LocalCluster, tmp_path: Path) -> None:
-    address, over = ("--address", cluster.address), tmp_path / "over"
+    address, over, (_, first, long) = ("--address", cluster.address), tmp_path / "over", cluster.nodes
     for node, status, text in (("nobody", 2, "no node 'nobody': zfabric nodes lists them"), ("node1", 1, "the head of a cluster cannot")):
         code, output = drain(node, *address)
         assert (code, text in output) == (status, True), output
-    assert drain("node2", "--timeout", "-1", *address)[0] == 2
-    (number,) = (str(row["number"]) for row in query("nodes") if row["name"] == "node2")
+    assert drain(first.name, "--timeout", "-1", *address)[0] == 2
+    (number,) = (str(row["number"]) for row in query("nodes") if row["name"] == first.name)
     # By way of the node itself, whose end the command outlives.
-    assert drain(number, "--address", cluster.nodes[1].session_directory) == (0, f"Drained node {number}.\n")
-    del cluster.nodes[1]
+    assert drain(number, "--address", first.session_directory) == (0, f"Drained node {number}.\n")
+    cluster.remove_node(first)
     await_nodes(cluster)
-    (long,) = cluster.nodes[1:]
     held = zf.remote(hold).options(scheduling_strategy=on_node(long, soft=True)).remote(str(over))
     actor = Writer.options(num_cpus=0, max_restarts=1, scheduling_strategy=on_node(long, soft=True)).remote(str(tmp_path / "calls"))
     endless, behind = actor.note.remote(0, 1000.0, str(tmp_path / "begun")), actor.note.remote(1)
     eventually((tmp_path / "begun").exists, "a call runs that does not end")
-    eventually(lambda: any(row["node"] == "node3" for row in query("tasks") if row["state"] == "running"), "it runs")
-    code, output = drain("node3", "--timeout", "0.1", *address)
+    eventually(lambda: any(row["node"] == long.name for row in query("tasks") if row["state"] == "running"), "it runs")
+    code, output = drain(long.name, "--timeout", "0.1", *address)
     assert code == 0
     assert "waiting for calls of the actor Writer (moves)\n" in output  # This program's warnings are there, too.
-    assert "Ended node node3 after 0.1 s, with what was left there.\n" in output
+    assert f"Ended node {long.name} after 0.1 s, with what was left there.\n" in output
     eventually(lambda: gone(long.pid), "it has ended")
     over.touch()
     assert zf.get(held, timeout=PATIENCE) != long.node_id, "it ran again elsewhere"
@@ -166,11 +172,12 @@ def test_a_node_that_dies_before_it_has_the_request_was_not_drained() -> None:
 
 def test_a_node_with_a_program_is_drained_by_force_and_the_program_is_told_why(cluster: zf.LocalCluster) -> None:
     zf.shutdown()
-    with zf.init(cluster.nodes[1].address):
+    leaving = cluster.nodes[1]
+    with zf.init(leaving.address):
         pending = zf.remote(time.sleep).remote(1000)
-        code, output = drain("node2", "--address", cluster.address)
+        code, output = drain(leaving.name, "--address", cluster.address)
         assert (code, f"programs run there, and would end with it (1: pid {os.getpid()}); --force drains" in output) == (1, True), output
-        assert drain("node2", "--force", "--timeout", "0", "--address", cluster.address)[0] == 0
+        assert drain(leaving.name, "--force", "--timeout", "0", "--address", cluster.address)[0] == 0
         error = failure(pending)
         assert isinstance(error, zf.NodeDiedError)
         assert "drained" in str(error)
@@ -359,7 +366,7 @@ def test_a_drain_goes_on_when_the_daemons_of_the_node_and_of_the_head_die(cluste
     running = [each.until.remote(str(over), str(begun[index])) for index, each in enumerate((moving, staying))]
     task = zf.remote(hold).options(scheduling_strategy=on_node(leaving, soft=True)).remote(str(over))
     eventually(lambda: all(each.exists() for each in begun), "both run")
-    eventually(lambda: any(row["node"] == "node3" for row in query("tasks") if row["state"] == "running"), "it runs")
+    eventually(lambda: any(row["node"] == leaving.name for row in query("tasks") if row["state"] == "running"), "it runs")
     draining = Drain(cluster, leaving)
     for node in (leaving, cluster.nodes[0]):
         daemon = eventually(lambda node=node: _daemon(node), "it has a daemon")

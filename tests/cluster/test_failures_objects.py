@@ -6,34 +6,17 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from faults import PATIENCE, eventually, failure, in_own_mounts, kill_daemon, objects_on_disk, query, session, worker_pids
+from blocks import MIB, STORE, Unpicklable, block, check, make, raises
+from faults import PATIENCE, eventually, failure, in_own_mounts, objects_on_disk, query, worker_pids
 
 import zfabric as zf
-
-MIB = 2**20
-STORE = 64 * MIB
-
-
-def block(number: int, mib: int = 4) -> Any:
-    """An array that no other number gives."""
-    return np.full(mib * MIB // 8, number, dtype=np.int64)
-
-
-@zf.remote
-def make(number: int, mib: int = 4) -> Any:
-    return block(number, mib)
-
-
-@zf.remote
-def check(array: Any, number: int) -> bool:
-    return bool((array == number).all())
 
 
 @zf.remote
@@ -82,13 +65,6 @@ def test_a_program_that_wrote_much_returns_its_reserved_room(cluster: Any) -> No
     assert zf.get(check.remote(zf.put(array), 1), timeout=PATIENCE)
 
 
-class Unpicklable:
-    """Until it is interrupted."""
-
-    def __reduce__(self) -> Any:
-        raise LookupError("not me")
-
-
 @zf.remote(num_returns=2, max_retries=0)
 def half() -> Any:
     """The first value is in the arena when the second turns out to be none."""
@@ -129,199 +105,11 @@ def test_unreported_values_of_a_dead_writer_take_no_room(small: Any, tmp_path: P
     eventually(lambda: query("status")["store"]["granted"] == 0, "the store has all of it again")
 
 
-def test_a_full_store_spills_to_disk_and_reads_back_what_was_written(small: Any) -> None:
-    small(put_patience=PATIENCE)
-    refs = [zf.put(block(number)) if number % 2 else make.remote(number) for number in range(60)]
-    assert zf.get([check.remote(ref, number) for number, ref in enumerate(refs)], timeout=PATIENCE) == [True] * 60
-    for number, ref in enumerate(refs):
-        assert (zf.get(ref, timeout=PATIENCE) == number).all()
-    spilled = list(Path(session().describe()["spill"]).iterdir())
-    assert spilled
-    assert query("status")["store"]["spills"] > 0
-    del refs, ref
-    eventually(lambda: query("status")["store"]["objects"] == 0, "nothing is kept of what nobody refers to")
-    eventually(lambda: not list(Path(session().describe()["spill"]).iterdir()), "files of what nobody refers to are deleted")
-
-
-def test_wait_fetches_values_unless_fetch_local_is_false(small: Any) -> None:
-    small(put_patience=PATIENCE)
-
-    def restores() -> int:
-        return int(query("status")["store"]["restores"])
-
-    refs = [make.remote(number) for number in range(40)]
-    ready, rest = zf.wait(refs, num_returns=40, timeout=PATIENCE, fetch_local=False)
-    assert (len(ready), rest) == (40, [])
-    assert restores() == 0, "they are there, on disk most of them, and nobody has asked for more"
-    for ref in refs[:4]:
-        assert zf.wait([ref], timeout=PATIENCE) == ([ref], [])
-        assert (zf.get(ref, timeout=0) == refs.index(ref)).all(), "what wait has counted is here"
-    assert restores() > 0
-
-
-def test_a_store_full_of_pinned_values_uses_the_disk(small: Any) -> None:
-    small(put_patience=PATIENCE)
-    refs: list[Any] = []
-    views: list[Any] = []
-    for number in range(30):
-        refs.append(zf.put(block(number)))
-        views.append(zf.get(refs[-1]))
-    refs.append(zf.put(b"x" * 70_000))  # which would share a grant with others
-    assert zf.get(refs[-1], timeout=PATIENCE) == b"x" * 70_000
-    assert all((view == number).all() for number, view in enumerate(views))
-    assert zf.get(check.remote(refs[-2], 29), timeout=PATIENCE), "others read it where it is"
-    assert zf.get(check.remote(make.remote(7), 7), timeout=PATIENCE), "a task's value goes there too"
-    store = query("status")["store"]
-    assert store["written_on_disk"] > 10
-    kill_daemon()
-    refs.append(zf.put(block(31)))
-    views.append(zf.get(refs[-1]))
-    assert zf.get([check.remote(refs[number], number) for number in range(30)], timeout=PATIENCE) == [True] * 30
-    del refs
-    assert all((view == (number if number < 30 else 31)).all() for number, view in enumerate(views)), "what is read stays"
-    del views
-    eventually(lambda: query("status")["store"]["objects"] == 0, "nothing is kept of what nobody refers to")
-    eventually(lambda: not list(Path(session().describe()["spill"]).iterdir()), "nor its file")
-
-
-@zf.remote(num_returns=8, max_retries=0)
-def eight() -> tuple[Any, ...]:
-    return tuple(block(number, 16) for number in range(8))
-
-
-@zf.remote(num_returns="streaming", max_retries=0)
-def stream() -> Iterator[Any]:
-    for number in range(8):
-        yield block(number, 16)
-
-
-@zf.remote(num_returns=2, max_retries=0)
-def half_large() -> Any:
-    return tuple(block(number, 16) for number in range(8)), Unpicklable()
-
-
-def test_values_of_one_task_may_be_larger_than_the_store_together(small: Any) -> None:
-    small(put_patience=PATIENCE)
-    refs = eight.remote()
-    assert zf.get([check.remote(ref, number) for number, ref in enumerate(refs)], timeout=PATIENCE) == [True] * 8
-    del refs
-    values = [zf.get(ref, timeout=PATIENCE) for ref in stream.remote()]
-    assert all((value == number).all() for number, value in enumerate(values))
-    del values
-    for ref in half_large.remote():
-        assert failure(ref) is not None
-    eventually(lambda: query("status")["store"]["objects"] == 0, "nothing is kept of what nobody refers to")
-    eventually(lambda: not list(Path(session().describe()["spill"]).iterdir()), "nor a file, of what nobody was told of")
-
-
-def test_more_values_than_the_store_has_room_for_are_read_from_disk(small: Any) -> None:
-    small(put_patience=PATIENCE)
-    refs = [zf.put(block(number, 16)) if number % 2 else make.remote(number, 16) for number in range(10)]
-    values = zf.get(refs, timeout=PATIENCE)
-    assert all((value == number).all() for number, value in enumerate(values))
-    with pytest.raises(ValueError, match="read-only"):
-        values[0][0] = 1
-    assert query("status")["store"]["objects_read_on_disk"] >= 6
-    del values
-    zf.get(zf.remote(lambda *arrays: sum(map(check_number, arrays))).remote(*refs), timeout=PATIENCE)
-
-
-def check_number(array: Any) -> int:
-    return int(array[0])
-
-
-def test_a_writer_that_dies_leaves_no_file(small: Any) -> None:
-    small(put_patience=PATIENCE)
-    views = [zf.get(zf.put(block(number))) for number in range(15)]
-    assert len(views) == 15
-
-    @zf.remote(max_retries=1)
-    def dies_while_it_writes(marks: str) -> Any:
-        if not os.path.exists(marks):
-            os.mkdir(marks)
-
-            def die(*_: Any) -> None:
-                os._exit(1)
-
-            import zfabric.adapters.spill as spill
-
-            spill._write_all = die
-        return block(77)
-
-    ref = dies_while_it_writes.remote(session().directory + "/logs/mark")
-    assert zf.get(check.remote(ref, 77), timeout=PATIENCE)
-    assert os.path.exists(session().directory + "/logs/mark")
-    eventually(lambda: query("status")["store"]["files_granted"] == 0, "what the dead one was given is taken back")
-    del ref
-    directory = Path(session().describe()["spill"])
-    eventually(lambda: not list(directory.glob("*.partial")), "and its file is gone")
-
-
-@zf.remote
-class Receiver:
-    def take(self, *arrays: Any) -> int:
-        return len(arrays)
-
-
-def test_a_call_may_have_more_arguments_than_the_store_has_room_for(small: Any) -> None:
-    small(put_patience=PATIENCE)
-    refs = [zf.put(block(number, 8)) for number in range(12)]
-    assert zf.get(Receiver.remote().take.remote(*refs), timeout=PATIENCE) == 12
-
-
-def test_a_put_that_waits_for_room_gets_it_when_another_object_is_released(small: Any) -> None:
-    small(put_patience=PATIENCE)
-    refs = [zf.put(block(number, 8)) for number in range(7)]
-    views = [zf.get(ref) for ref in refs[:6]]
-    done: list[Any] = []
-    thread = threading.Thread(target=lambda: done.extend(zf.put(block(50 + index, 8)) for index in range(4)))
-    thread.start()
-    thread.join(0.5)
-    assert (views[5] == 5).all()
-    views.clear()
-    thread.join(PATIENCE)
-    assert zf.get([check.remote(ref, 50 + index) for index, ref in enumerate(done)], timeout=PATIENCE) == [True] * 4
-    assert zf.get([check.remote(ref, index) for index, ref in enumerate(refs)], timeout=PATIENCE) == [True] * 7
-
-
-def test_a_view_is_valid_after_its_ref_is_gone_and_while_the_store_is_refilled(small: Any) -> None:
-    small(put_patience=PATIENCE)
-    view = zf.get(zf.put(block(7)))
-    part = view[1000:2000]
-    del view
-    for number in range(40):
-        zf.put(block(number))
-    assert (part == 7).all()
-    with pytest.raises(ValueError, match="read-only"):
-        part[0] = 1
-    writable = zf.get(zf.put(block(3)), copy=True)
-    writable[0] = 1
-
-
-def test_objects_written_by_workers_that_were_killed_are_whole_or_made_again(small: Any) -> None:
-    small(put_patience=PATIENCE)
-
-    @zf.remote(max_retries=20)
-    def write_and_die(number: int, marks: str) -> Any:
-        path = Path(marks, str(number))
-        if not path.exists():
-            path.touch()
-            zf.put(block(-1))
-            zf.put(np.zeros(100_000))
-            os._exit(1)
-        return block(number)
-
-    refs = [write_and_die.remote(number, session().directory + "/logs") for number in range(8)]
-    assert zf.get([check.remote(ref, number) for number, ref in enumerate(refs)], timeout=PATIENCE) == [True] * 8
-    del refs
-    eventually(lambda: query("status")["store"]["objects"] == 0, "what dead workers wrote is freed")
-
-
 def test_a_full_disk_is_an_error_for_what_does_not_fit_and_for_nothing_else(small: Any, tmp_path: Path) -> None:
     inside = """
 import sys, zfabric as zf, numpy as np
 from faults import *
-from cluster.test_failures_objects import block, check
+from blocks import block, check
 zf.init(num_cpus=2, log_to_driver=False, object_store_memory=2**26, config={"put_patience": 1.0, "spill_directory": sys.argv[1]})
 refs = []
 try:
@@ -351,7 +139,7 @@ def test_a_full_dev_shm_is_an_error_and_no_sigbus(small: Any, tmp_path: Path) ->
     inside = """
 import sys, zfabric as zf, numpy as np
 from faults import *
-from cluster.test_failures_objects import block, check, make
+from blocks import block, check, make
 spill = sys.argv[1] + "/spill"
 os.mkdir(spill)
 zf.init(num_cpus=2, log_to_driver=False, object_store_memory=2**27,
@@ -386,7 +174,8 @@ zf.shutdown()
 def test_many_small_values_are_held_in_bounded_memory(small: Any) -> None:
     small(inline_memory=4 * MIB, put_patience=PATIENCE)
     refs = [zf.put(bytes([number % 256]) * 60_000) for number in range(400)]
-    made = [zf.remote(lambda number: bytes([number % 256]) * 60_000).remote(number) for number in range(400)]
+    small_value = zf.remote(lambda number: bytes([number % 256]) * 60_000)
+    made = [small_value.remote(number) for number in range(400)]
     for number, (put, task) in enumerate(zip(refs, made, strict=True)):
         assert zf.get(put, timeout=PATIENCE) == zf.get(task, timeout=PATIENCE) == bytes([number % 256]) * 60_000
     eventually(lambda: query("status")["statistics"]["inline_bytes"] < 8 * MIB, "small values have moved to the arena")
@@ -411,19 +200,6 @@ def test_a_large_argument_is_stored_and_freed(small: Any) -> None:
     eventually(lambda: query("status")["store"]["objects"] == 0, "an argument goes with its task")
 
 
-def test_a_put_value_whose_file_is_damaged_is_an_error_that_offers_durable(small: Any) -> None:
-    small(put_patience=PATIENCE)
-    refs = [zf.put(block(number)) for number in range(40)]
-    damaged = eventually(objects_on_disk, "something was spilled")
-    for path in damaged.values():
-        path.write_bytes(path.read_bytes()[:1000])
-    lost = [ref for ref in refs if ref.hex() in damaged]
-    assert lost
-    error = failure(lost[0])
-    assert isinstance(error, zf.ObjectLostError)
-    assert "durable=True" in str(error)
-
-
 def test_a_durable_value_whose_file_is_damaged_is_read_from_the_control_store(small: Any) -> None:
     small(put_patience=PATIENCE, inline_memory=MIB)
     kept = [zf.put(bytes([number]) * (MIB // 2), durable=True) for number in range(8)]
@@ -434,18 +210,6 @@ def test_a_durable_value_whose_file_is_damaged_is_read_from_the_control_store(sm
         path.write_bytes(b"")
     del pushed
     assert [zf.get(check_bytes.remote(ref), timeout=PATIENCE) for ref in kept] == [(number, MIB // 2) for number in range(8)]
-
-
-def test_a_task_value_whose_file_is_damaged_is_made_again(small: Any) -> None:
-    small(put_patience=PATIENCE)
-    refs = [make.remote(number) for number in range(40)]
-    zf.wait(refs, num_returns=len(refs), timeout=PATIENCE, fetch_local=False)
-    directory = Path(session().describe()["spill"])
-    files = eventually(lambda: list(directory.rglob("*.object")), "something was spilled")
-    for path in files:
-        path.write_bytes(b"")
-    for number, ref in enumerate(refs):
-        assert zf.get(check.remote(ref, number), timeout=PATIENCE)
 
 
 def test_frames_and_tables_survive_a_storm_of_kills(small: Any) -> None:
@@ -482,11 +246,6 @@ def test_frames_and_tables_survive_a_storm_of_kills(small: Any) -> None:
         assert made["text"].value_counts().to_dict() == {"a": 100_000, "b": 100_000}
 
 
-@zf.remote
-def raises(mib: int) -> None:
-    raise ValueError("x" * (mib * MIB))
-
-
 def test_a_large_error_without_room_arrives_cut_down_with_the_reason(small: Any) -> None:
     small()
     error = failure(raises.remote(66))
@@ -497,20 +256,6 @@ def test_a_large_error_without_room_arrives_cut_down_with_the_reason(small: Any)
     assert "cut down" in note
     assert "ObjectTooLargeError: an object of 66.0 MiB" in note
     assert len(failure(raises.remote(2)).args[0]) == 2 * MIB
-
-
-def test_a_large_error_whose_object_is_lost_arrives_cut_down_with_the_reason(small: Any) -> None:
-    small(put_patience=PATIENCE)
-    ref = raises.remote(4)
-    zf.wait([ref], timeout=PATIENCE)
-    fill = [zf.put(block(number)) for number in range(40)]
-    for path in eventually(lambda: list(objects_on_disk().values()), "the whole error is on disk"):
-        path.unlink()
-    error = failure(ref)
-    assert isinstance(error, ValueError)
-    assert len(error.args[0]) < 40_000
-    assert any("cut down" in note and "lost" in note for note in error.__notes__)
-    del fill
 
 
 def test_large_errors_of_many_tasks_have_room_in_a_small_store(cluster: Callable[..., Any]) -> None:

@@ -79,7 +79,7 @@ def where(seconds: float = 0.1) -> tuple[str, int, int]:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[zf.LocalCluster]:
     """Two nodes of one CPU, which tests leave as they are."""
-    with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64e6) as made:
+    with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64e6, config={"preload": ("pytest", "numpy")}) as made:
         yield made
 
 

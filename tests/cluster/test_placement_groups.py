@@ -54,7 +54,8 @@ def free(amount: float) -> Callable[[], bool]:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[zf.LocalCluster]:
-    with zf.LocalCluster(nodes=1, cpus_per_node=3, object_store_memory=64 * 2**20, resources={"disk": 1}) as made:
+    config = {"preload": ("pytest", "numpy")}
+    with zf.LocalCluster(nodes=1, cpus_per_node=3, object_store_memory=64 * 2**20, resources={"disk": 1}, config=config) as made:
         yield made
 
 
@@ -275,7 +276,8 @@ def test_groups_outlive_the_daemon() -> None:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[zf.LocalCluster]:
-    with zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20, resources={"disk": 1}) as made:
+    config = {"preload": ("pytest", "numpy")}
+    with zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20, resources={"disk": 1}, config=config) as made:
         yield made
 
 

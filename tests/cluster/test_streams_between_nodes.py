@@ -288,7 +288,7 @@ def boxes(count: int) -> Iterator[list[Any]]:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[zf.LocalCluster]:
-    with zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20) as made:
+    with zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20, config={"preload": ("pytest", "numpy")}) as made:
         yield made
 
 

@@ -378,8 +378,9 @@ def test_nothing_is_called_after_shutdown(cluster: Callable[..., Any], calls: Ca
 
 @pytest.fixture(scope="class")
 def nodes() -> Iterator[LocalCluster]:
+    config = {"node_lease": 2.0, "preload": ("pytest", "numpy")}
     with (
-        LocalCluster(nodes=4, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": 2.0}) as found,
+        LocalCluster(nodes=4, cpus_per_node=1, object_store_memory=64 * 2**20, config=config) as found,
         zf.init(found.address),
     ):
         yield found
