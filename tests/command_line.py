@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +32,7 @@ class Commands:
         self._socket: socket.socket
 
     def run(self, arguments: Sequence[str], environment: dict[str, str], directory: str) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end, as ``subprocess.run`` does, without input."""
+        """Run a command to its end, as ``subprocess.run`` does, without input; kill one that takes longer than ``PATIENCE``."""
         if self._server is None:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
@@ -40,8 +42,13 @@ class Commands:
         with tempfile.TemporaryFile() as errors, open(output, encoding="utf-8") as reader:
             socket.send_fds(self._socket, [json.dumps([arguments, environment, directory]).encode()], [its_output, errors.fileno()])
             os.close(its_output)
-            printed = reader.read()  # Until no process holds the pipe any more, those that it has started included.
-            code = int(self._socket.recv(16))
+            late = threading.Timer(PATIENCE, os.kill, (int(self._socket.recv(16)), signal.SIGKILL))
+            late.start()
+            try:
+                printed = reader.read()  # Until no process holds the pipe any more, those that it has started included.
+                code = int(self._socket.recv(16))
+            finally:
+                late.cancel()
             errors.seek(0)
             return subprocess.CompletedProcess([ZFABRIC, *arguments], code, printed, errors.read().decode())
 

@@ -1,7 +1,7 @@
 """Runs commands of zfabric, each in a fork of this process, which has imported them: imports take most of the CPU time of a command.
 
 Its standard input is a socket. Each message has a command in JSON, [arguments, environment, directory], and the descriptors of its output
-and errors; the exit code is the answer. ``command_line.Commands`` starts it.
+and errors; the answers are the pid, and at the end the exit code. ``command_line.Commands`` starts it.
 """
 
 import importlib
@@ -26,6 +26,7 @@ def serve() -> list[str]:
         if not process:
             requests.close()
             return become(*json.loads(request), descriptors)
+        requests.send(b"%d" % process)
         for descriptor in descriptors:
             os.close(descriptor)
         requests.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))

@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -33,6 +34,17 @@ def eventually(condition: Callable[[], Any], what: str, seconds: float = PATIENC
         now = time.monotonic()
         assert now < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.01 + now - asked)  # Conditions concern other processes, which raise no event here, and need the CPU meanwhile.
+
+
+def next_line(output: IO[str] | None, seconds: float = PATIENCE) -> str:
+    """The next line that a process prints, with its end; empty at the end of its output."""
+    assert output is not None
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.append(output.readline()), daemon=True)  # It ends with the process, if it is late.
+    reader.start()
+    reader.join(seconds)
+    assert found, f"no line within {seconds} s"
+    return found[0]
 
 
 def on_node(node: Any, soft: bool = False) -> NodeAffinitySchedulingStrategy:

@@ -385,12 +385,12 @@ class RelayedCluster(LocalCluster):
         return node
 
 
-def free_port() -> int:
+def free_port(host: str = HOST) -> int:
     """A port at which nobody listens. No other process gets it from here: it stays bound, and nodes may listen there nevertheless."""
     while True:
         port, probe = random.choice(PORTS), socket.socket()
         try:
-            probe.bind((HOST, port))
+            probe.bind((host, port))
         except OSError:
             probe.close()
             continue

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from command_line import ZFABRIC, Place
-from faults import PATIENCE
+from faults import PATIENCE, next_line
 
 TASKS = """
 import sys, time
@@ -38,8 +38,7 @@ class Scaler:
             assert line.startswith("the head is at tcp://127.0.0.1:"), line
 
     def says(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        return next_line(self.process.stdout).strip()
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, list[str]]:
         """Its exit code, and what it has said since."""

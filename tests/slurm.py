@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,10 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from faults import PATIENCE
+from relay import free_port
+
 CPUS = 4
 MEMORY_MIB = 2000
 GRACE_SECONDS = 10
-START_SECONDS, STOP_SECONDS = 30.0, 30.0
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "sinfo", "squeue")
 LOW, HIGH = "low", "high"
 """Partitions, with all machines each."""
@@ -42,7 +43,7 @@ class Slurm:
 
     def command(self, *words: str) -> str:
         """Run one of its commands, and return the output."""
-        return subprocess.run(words, env=self.environment, capture_output=True, text=True, check=True, timeout=60).stdout
+        return subprocess.run(words, env=self.environment, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
 
     def jobs(self) -> list[str]:
         """The states of all jobs that have not ended."""
@@ -89,17 +90,17 @@ def _started(directory: Path, machines: int, environment: dict[str, str]) -> Ite
 
         files = (f"--{what}-file={keys}/munge.{what}" for what in ("key", "pid", "log", "seed"))
         start("munged", "munged", "--foreground", f"--socket={keys}/munge.socket", *files)
-        _await((keys / "munge.socket").exists, "munged's socket", START_SECONDS)
+        _await((keys / "munge.socket").exists, "munged's socket", PATIENCE)
         start("slurmctld", "slurmctld", "-D", "-i")
         for number in range(machines):
             start(f"slurmd{number}", "slurmd", "-D", "-N", f"n{number}")
-        _await(lambda: _idle(slurm) == machines, f"{machines} idle machines; logs are in {logs}", START_SECONDS)
+        _await(lambda: _idle(slurm) == machines, f"{machines} idle machines; logs are in {logs}", PATIENCE)
         stack.callback(_cancel_all, slurm)
         yield slurm
 
 
 def _settings(directory: Path, machines: int) -> str:
-    controller, *ports = _free_ports(1 + machines)
+    controller, *ports = (free_port() for _ in range(1 + machines))
     common = {
         "ClusterName": "test",
         "SlurmctldHost": "localhost(127.0.0.1)",
@@ -144,13 +145,6 @@ def _settings(directory: Path, machines: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody has now; all are held until each is known."""
-    with ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(each.getsockname()[1]) for each in held]
-
-
 def _idle(slurm: Slurm) -> int:
     asked = subprocess.run(
         ["sinfo", "--noheader", "--Node", "--states=idle", f"--partition={LOW}"], env=slurm.environment, capture_output=True, check=False
@@ -162,13 +156,13 @@ def _cancel_all(slurm: Slurm) -> None:
     """Cancel all jobs and wait for their end: their processes would outlive ``slurmd``."""
     for options in (("--state=PENDING",), ("--full", "--signal=KILL")):
         subprocess.run(["scancel", *options, "--me"], env=slurm.environment, capture_output=True, check=False)
-    _await(lambda: not slurm.jobs(), "the end of all jobs", STOP_SECONDS)
+    _await(lambda: not slurm.jobs(), "the end of all jobs", PATIENCE)
 
 
 def _end(daemon: subprocess.Popen[bytes]) -> None:
     daemon.terminate()
     try:
-        daemon.wait(STOP_SECONDS)
+        daemon.wait(PATIENCE)
     except subprocess.TimeoutExpired:
         daemon.kill()
         daemon.wait()

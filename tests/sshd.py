@@ -17,7 +17,9 @@ from pathlib import Path
 from types import TracebackType
 
 from command_line import Place
+from faults import PATIENCE
 from lost_processes import RUN
+from relay import free_port
 
 from zfabric.runtime.launch import stop
 from zfabric.runtime.session import find_sessions
@@ -35,11 +37,6 @@ def why_not() -> str:
     if not os.access(PROGRAM, os.X_OK):
         return f"there is no {PROGRAM}: apt-get install openssh-server"
     return "" if os.geteuid() == 0 else "sshd is started by root only"
-
-
-def free_port(address: str) -> int:
-    with socket.create_server((address, 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 class Sshd:
@@ -73,7 +70,7 @@ class Sshd:
         PRIVILEGES.mkdir(mode=0o755, exist_ok=True)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen([PROGRAM, "-D", "-e", "-f", self.directory / "sshd_config"], stderr=log)
-        until = time.monotonic() + 10
+        until = time.monotonic() + PATIENCE
         for address in ADDRESSES.values():
             while True:
                 try:
@@ -81,7 +78,7 @@ class Sshd:
                     break
                 except OSError:
                     assert self._process.poll() is None, self.log.read_text()
-                    assert time.monotonic() < until
+                    assert time.monotonic() < until, self.log.read_text()
                     time.sleep(0.01)  # sshd does not notify anybody
         return self
 

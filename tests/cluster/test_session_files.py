@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from zfabric.protocol.messages import PROTOCOL_VERSION
+from zfabric.runtime.cluster import known_keys
+from zfabric.runtime.launch import stop
 from zfabric.runtime.session import STARTED, ClusterSettings, JoinedNode, Session, find_sessions, new_incarnation, started_session, sweep
 from zfabric.runtime.session_files import FILES_PER_LOOK, YOUNG_SECONDS, SessionFiles
 
@@ -232,3 +234,35 @@ def test_a_node_that_ends_while_sessions_are_looked_at_is_not_taken_for_the_clus
     assert found.directory == head.directory
     for lock in locks:
         os.close(lock)
+
+
+def test_a_session_that_ends_after_it_was_found_is_an_error_nowhere(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that look at all sessions would end in the middle: ``stop --all`` would leave the others."""
+    monkeypatch.setenv("TMPDIR", base)
+    monkeypatch.setenv("XDG_CONFIG_HOME", base)
+    cluster = ClusterSettings(True, "127.0.0.1", 0, "", f"{base}/lab.key", "", (), "")
+    session, lock = Session.create(base)
+    session.write_description({"protocol": PROTOCOL_VERSION, "kind": STARTED, "supervisor": 1, "started": 1, "cluster": cluster._asdict()})
+    (found,) = find_sessions(base)
+    os.unlink(f"{session.directory}/session.json")
+    assert not stop(found)
+    assert found.outlives_programs()
+    session.write_description({"protocol": PROTOCOL_VERSION, "kind": STARTED, "cluster": cluster._asdict()})
+    monkeypatch.setattr("zfabric.runtime.cluster.find_sessions", lambda: [_without_files(each) for each in find_sessions(base)])
+    assert [each.path for each in known_keys()] == [cluster.key_file]
+    os.close(lock)
+
+
+def _without_files(session: Session) -> Session:
+    os.unlink(f"{session.directory}/session.json")
+    return session
+
+
+def test_who_looks_whether_a_session_lives_is_not_taken_for_its_supervisor(base: str) -> None:
+    session, lock = Session.create(base)
+    other = os.open(session.directory, os.O_RDONLY)
+    assert session.alive()
+    os.close(lock)
+    fcntl.flock(other, fcntl.LOCK_SH)  # As ``alive`` of another process, at this moment.
+    assert not session.alive()
+    os.close(other)

@@ -140,6 +140,7 @@ held = [ray.remote(lambda value: threading.Event().wait()).remote(large) for _ i
 assert core_worker.get_all_reference_counts()[large.hex().encode()] == {"local": 1, "submitted": 2}
 del small
 [ray.cancel(each, force=True) for each in held]
+assert ray.wait(held, num_returns=2, timeout=60)[0] == held, "their errors are here: what is measured below does not grow by them"
 
 @ray.remote
 def ends():

@@ -17,7 +17,7 @@ from typing import Any
 import click
 import pytest
 from command_line import ZFABRIC, Place, a_place
-from faults import PATIENCE, eventually, gone
+from faults import PATIENCE, eventually, gone, next_line
 
 from zfabric.adapters.processes import descendants
 from zfabric.cli.doctor import satisfies
@@ -290,8 +290,7 @@ def test_ctrl_c_ends_the_job_and_leaves_nothing(times: int, place: Place) -> Non
     pids = f"{place.directory}/pids"
     source = BUSY.replace("sys.argv[1]", repr(pids))
     with place.program(source) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == "busy\n"
+        assert next_line(running.stdout) == "busy\n"
         session = Session(f"{place.sessions}/{place.left()[0]}")
         supervisor = session.describe()["supervisor"]
         for _ in range(times):
@@ -322,8 +321,7 @@ def test_ctrl_c_ends_the_job_on_a_cluster_that_goes_on(place: Place) -> None:
     place.run("start", "--num-cpus", 2, "--object-store-memory", "64MiB", "--namespace", "shared")
     source = BUSY.replace("sys.argv[1]", repr(f"{place.directory}/pids")).replace("num_cpus=2", "")
     with place.program(source, command=("submit", "--address", "auto")) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == "busy\n"
+        assert next_line(running.stdout) == "busy\n"
         assert [(job["pid"], job["namespace"]) for job in place.json("status")["jobs"]] == [(running.pid, "shared")]
         os.killpg(running.pid, signal.SIGINT)
         _, errors = running.communicate(timeout=PATIENCE)
@@ -496,8 +494,7 @@ def test_a_retained_session_can_be_inspected(place: Place, monkeypatch: pytest.M
     assert len([event for event in json.loads(Path(place.directory, "t.json").read_text()) if event["ph"] == "X"]) >= 11
     assert {"event", "job"} <= {row["table"] for row in rows("state", "dump", kept["directory"])}
     with place.program(KEPT, "stays", command=("submit",), ZFABRIC_KEEP="1") as running:
-        assert running.stdout is not None
-        eventually(lambda: running.stdout is not None and running.stdout.readline() == "ready\n", "its last line")
+        assert "ready\n" in iter(lambda: next_line(running.stdout), "")
         now, before = rows("sessions")
         assert (now["state"], before["state"]) == ("running", "kept")
         supervisor = Session(now["directory"]).describe()["supervisor"]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from command_line import ZFABRIC, Place, a_place
-from faults import PATIENCE, eventually, gone, name_of
+from faults import PATIENCE, eventually, gone, name_of, next_line
 from rich.console import Group
 from rich.live import Live
 from rich.panel import Panel
@@ -95,11 +95,11 @@ class LiveCluster:
 @pytest.fixture(scope="module")
 def live() -> Iterator[LiveCluster]:
     with a_place() as place, place.program(LIVE, command=("submit",)) as running:
-        assert running.stdout is not None
-        lines = iter(running.stdout.readline, "")
-        assert "ready\n" in lines
+        assert "ready\n" in iter(lambda: next_line(running.stdout), "")
         one = LiveCluster(place, running)
         eventually(lambda: [row["state"] for row in place.json("tasks", "--state", "running")] == ["running"] * 2, "two running tasks")
+        eventually(lambda: place.run("logs").stdout.count("slow has doubts") == 2, "both have written their lines")
+        eventually(lambda: place.json("status")["tasks"]["finished"] == 3, "what the program has dropped is forgotten")
         yield one
         running.communicate("\n", timeout=PATIENCE)
         assert running.returncode == 0
@@ -229,8 +229,11 @@ def test_timeline(live: LiveCluster) -> None:
     pipe = f"{live.place.directory}/pipe"
     os.mkfifo(pipe)
     with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True) as reader:
-        live.run("timeline", "-o", pipe)
-        assert json.loads(reader.communicate(timeout=PATIENCE)[0]) == events
+        try:
+            live.run("timeline", "-o", pipe)
+            assert json.loads(reader.communicate(timeout=PATIENCE)[0]) == events
+        finally:
+            reader.kill()  # If nobody has opened the pipe, it waits for ever.
     assert Path(pipe).is_fifo()  # written to, not replaced
     assert "cannot be written" in live.run("timeline", "-o", "/no/such/file", code=2).stderr
     assert "is a directory" in live.run("timeline", "-o", live.place.directory, code=2).stderr
@@ -279,13 +282,14 @@ def test_tools_do_not_stay_registered_even_if_killed(live: LiveCluster) -> None:
     def processes() -> int:
         return int(live.json("status")["statistics"]["processes"])
 
-    before = processes()
+    registered = 1 + len(live.json("workers")) + 1  # The program, its workers, and the tool that asks.
+    eventually(lambda: processes() == registered, "the tools of other tests are forgotten")
     code = (
         "import os, sys\nfrom zfabric.runtime.connect import attach\nfrom zfabric.runtime.session import Session\n"
         "attach(Session(sys.argv[1]), kind='tool')\nos.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code, live.session.directory], env=live.place.environment, timeout=PATIENCE)
-    eventually(lambda: processes() == before, "the killed tool is forgotten")
+    eventually(lambda: processes() == registered, "the killed tool is forgotten")
 
 
 def test_wrong_queries_are_refused(live: LiveCluster) -> None:
@@ -308,12 +312,10 @@ IDLE = "import sys, zfabric as zf; zf.init(num_cpus=1, object_store_memory=2**26
 
 def test_tools_choose_a_cluster_or_ask(place: Place) -> None:
     with place.program(IDLE) as one:
-        assert one.stdout is not None
-        one.stdout.readline()
+        assert next_line(one.stdout) == "ready\n"
         only = place.json("status")["session"]
         with place.program(IDLE) as other:
-            assert other.stdout is not None
-            other.stdout.readline()
+            assert next_line(other.stdout) == "ready\n"
             asked = place.run("status", code=2).stderr
             assert "2 clusters are running here" in asked
             listed = re.findall(r"--address (\S+) ", asked)
@@ -367,8 +369,7 @@ JOINS = """
 def test_a_program_joins_the_cluster_that_its_user_has_started_and_no_other(place: Place) -> None:
     """By ``init`` and by the first use. Another process can join the address that ``init`` returns."""
     with place.program(IDLE) as other:  # a cluster of a program is joined by nobody who does not name it
-        assert other.stdout is not None
-        other.stdout.readline()
+        assert next_line(other.stdout) == "ready\n"
         session = place.json("start", "--num-cpus", 1, "--object-store-memory", "64MiB")["session"]
         with place.program(JOINS) as running:
             out, err = running.communicate(timeout=PATIENCE)
@@ -408,10 +409,8 @@ def rows_of_job(rows: list[dict[str, Any]], job: str) -> list[tuple[str, str]]:
 def test_two_programs_on_one_cluster_are_isolated(place: Place) -> None:
     place.run("start", "--num-cpus", 2, "--object-store-memory", "100MiB")
     with place.program(TWO) as one, place.program(TWO) as other:
-        assert one.stdout is not None
-        assert other.stdout is not None
         assert other.stdin is not None
-        first, second = json.loads(one.stdout.readline()), json.loads(other.stdout.readline())
+        first, second = json.loads(next_line(one.stdout)), json.loads(next_line(other.stdout))
         assert first[0] != second[0]
         assert not set(first[1]) & set(second[1])  # no worker served both
         assert not set(first[2]) & set(second[2])
@@ -439,7 +438,7 @@ def test_two_programs_on_one_cluster_are_isolated(place: Place) -> None:
 
         other.stdin.write("\n")
         other.stdin.flush()
-        assert other.stdout.readline() == f"{sum(range(50))}\n"
+        assert next_line(other.stdout) == f"{sum(range(50))}\n"
         other.communicate(timeout=PATIENCE)
         assert other.returncode == 0
     assert place.json("status")["jobs"] == []
@@ -496,8 +495,7 @@ def _stopped_under_a_program(place: Place, address: str, *stop: str) -> None:
         zf.get(refs)
     """
     with place.program(source) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == "ready\n"
+        assert next_line(running.stdout) == "ready\n"
         eventually(lambda: place.json("status")["tasks"]["running"] == 2, "tasks run")
         place.run(*stop)
         output = running.communicate(timeout=PATIENCE)[1]
@@ -533,8 +531,7 @@ def test_a_job_that_runs_when_its_cluster_ends_is_recorded_as_ended(place: Place
         return dict(Counter(row["table"] if row["table"] != "job" else row["value"]["status"] for row in rows))
 
     with place.program(UNFINISHED) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == "ready\n"
+        assert next_line(running.stdout) == "ready\n"
         eventually(lambda: left() == {"running": 1, "object": 1, "function": 2, "task": 2001}, "all of it is in the store")
         if end == "stopped":
             place.run("stop")
@@ -573,24 +570,21 @@ TALK = """
 
 def test_following_logs_until_the_cluster_ends(place: Place) -> None:
     with place.program(TALK) as running:
-        assert running.stdout is not None
         assert running.stdin is not None
-        first = int(running.stdout.readline())
+        first = int(next_line(running.stdout))
         follower, interrupted = (
             subprocess.Popen([ZFABRIC, "logs", "-f"], env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             for _ in range(2)
         )
         try:
-            assert follower.stdout is not None
-            assert interrupted.stdout is not None
-            assert follower.stdout.readline() == interrupted.stdout.readline() == f"(say pid={first}) first\n"
+            assert next_line(follower.stdout) == next_line(interrupted.stdout) == f"(say pid={first}) first\n"
             interrupted.send_signal(signal.SIGINT)
             assert interrupted.communicate(timeout=PATIENCE)[1].strip() == "interrupted"
             assert interrupted.returncode == 130
             running.stdin.write("\n")
             running.stdin.flush()
-            second = int(running.stdout.readline())
-            assert {follower.stdout.readline() for _ in range(2)} == {f"(say pid={first}) last words\n", f"(say pid={second}) reborn\n"}
+            second = int(next_line(running.stdout))
+            assert {next_line(follower.stdout) for _ in range(2)} == {f"(say pid={first}) last words\n", f"(say pid={second}) reborn\n"}
             assert place.run("logs", "--worker", first).stdout == f"(say pid={first}) first\n(say pid={first}) last words\n"
             running.communicate("\n", timeout=PATIENCE)
             follower.wait(PATIENCE)
@@ -603,8 +597,7 @@ def test_following_logs_until_the_cluster_ends(place: Place) -> None:
 
 def test_a_daemon_that_is_stopped_gives_a_clear_error(place: Place) -> None:
     with place.program(IDLE) as running:
-        assert running.stdout is not None
-        running.stdout.readline()
+        assert next_line(running.stdout) == "ready\n"
         description = Path(place.sessions, place.left()[0], "session.json")
         written = description.read_text()
         found = json.loads(written)
@@ -655,8 +648,7 @@ NAMED = f"""
 
 def test_no_name_reaches_the_terminal_as_anything_but_text(place: Place) -> None:
     with place.program(NAMED) as running:
-        assert running.stdout is not None
-        ready = next(line for line in iter(running.stdout.readline, "") if line.startswith("ready"))
+        ready = next(line for line in iter(lambda: next_line(running.stdout), "") if line.startswith("ready"))
         eventually(lambda: [row for row in place.json("workers") if row["state"] == "busy"], "a task that runs")
         commands = ("tasks", "actors", "workers", "objects", "nodes", "status", "stack", "top", "logs")
         for command in (*((each,) for each in commands), ("metrics", "--once"), ("explain", ready.split()[1]), ("state", "dump")):

@@ -27,7 +27,7 @@ from conftest import one_cluster
 from dask.callbacks import Callback
 from dask.diagnostics import Profiler, ProgressBar
 from dask.utils_test import GetFunctionTestMixin
-from faults import eventually
+from faults import PATIENCE, eventually
 from files import wait_for_file
 from packaging.version import Version
 
@@ -204,15 +204,21 @@ def test_after_an_error_nothing_runs_any_more(here: None, tmp_path: Path) -> Non
 
 
 def test_ctrl_c_cancels(here: None, tmp_path: Path) -> None:
+    ran = threading.Event()
+
     def interrupt() -> None:
-        eventually(lambda: connected().query("tasks", 100, ("running",)), "it runs")
-        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            eventually(lambda: connected().query("tasks", 100, ("running",)), "it runs")
+            ran.set()
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
 
     sender = threading.Thread(target=interrupt)
-    sender.start()
     with pytest.raises(KeyboardInterrupt):
+        sender.start()
         dask.delayed(wait_for_file)(str(tmp_path / "never")).compute()
     sender.join()
+    assert ran.is_set()
     eventually(lambda: not connected().query("tasks", 100, ("running",)), "it is cancelled")
 
 
@@ -276,17 +282,18 @@ def test_refs_inside_small_values_live_as_long_as_those(here: None) -> None:
 
 
 def test_values_are_released_when_nothing_needs_them(here: None) -> None:
-    def many() -> int:
-        return len([row for row in connected().query("objects", 1000) if row["size"] >= 800_000])
+    def large() -> set[str]:
+        return {row["object_id"] for row in connected().query("objects", 1000) if row["size"] >= 800_000}
 
-    before = many()
+    before = large()  # Of other tests, which may release them meanwhile.
     (x,) = persist(da.ones(800_000, chunks=100_000))
-    assert many() == before + 8
+    stored = {each.ref.hex() for each in x.__dask_graph__().values()}
+    assert (len(stored), large() - before) == (8, stored)
     assert x[::-1].rechunk(130_000).sum().compute() == 800_000
-    eventually(lambda: many() == before + 8, "what lies between is released")
+    eventually(lambda: large() - before == stored, "what lies between is released")
     del x
     gc.collect()
-    eventually(lambda: many() == before, "and so is the rest")
+    eventually(lambda: not large() - before, "and so is the rest")
 
 
 def test_dasks_own_persist_leaves_values_in_the_store(here: None) -> None:
@@ -371,7 +378,7 @@ def test_on_several_nodes() -> None:
 
 def test_without_dask_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['dask'] = None; import zfabric.util.dask"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert "ImportError: zfabric.util.dask needs Dask 2025.1 or newer: pip install 'zfabric[dask]'" in ran.stderr
 
 

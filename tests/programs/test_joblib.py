@@ -133,8 +133,10 @@ def test_batches_are_listed_under_the_name_of_their_function(here: None, tmp_pat
         return bool(names)
 
     def watch() -> None:
-        eventually(listed, "the task is listed")
-        (tmp_path / "go").touch()
+        try:
+            eventually(listed, "the task is listed")
+        finally:
+            (tmp_path / "go").touch()
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -418,7 +420,7 @@ def test_the_cluster_starts_by_itself_and_rays_name() -> None:
 
 def test_without_joblib_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['joblib'] = None; import zfabric.util.joblib"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert "ImportError: zfabric.util.joblib needs joblib 1.5 or newer: pip install 'zfabric[joblib]'" in ran.stderr
 
 

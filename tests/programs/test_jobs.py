@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from command_line import Place, a_place
 from conftest import running_cluster
-from faults import PATIENCE, descendants, eventually, name_of
+from faults import PATIENCE, descendants, eventually, gone, name_of
 
 import zfabric as zf
 from zfabric.adapters.processes import children
@@ -78,7 +78,7 @@ def test_a_program_outlives_whoever_submitted_it_and_is_listed_by_the_next_clust
     before = {row["submission_id"]: row for row in json.loads(run(place, "jobs", "--json"))}
     assert {job: row["status"] for job, row in before.items()} == {"again": "SUCCEEDED", "cut-off": "RUNNING"}
     run(place, "stop")
-    eventually(lambda: not os.path.exists(f"/proc/{before['cut-off']['pid']}"), "the end of its process")
+    eventually(lambda: gone(before["cut-off"]["pid"]), "the end of its process")
     with zf.init(place.json(*start)["session"]):
         former = JobSubmissionClient()
         after = {row["submission_id"]: row for row in former.list_jobs()}
@@ -162,7 +162,7 @@ def test_a_job_is_stopped_with_all_its_processes(client: JobSubmissionClient) ->
         client.delete_job(job)
     assert client.stop_job(job)
     assert client.wait_for_job(job, PATIENCE) == JobStatus.STOPPED
-    eventually(lambda: not os.path.exists(f"/proc/{pid}"), "the end of the job's child")
+    eventually(lambda: gone(pid), "the end of the job's child")
     assert not client.stop_job(job)
     assert client.delete_job(job)
 
@@ -285,7 +285,7 @@ def test_a_job_has_one_identity_and_whoever_watches_it_is_hidden_and_ends(place:
     assert not watchers & {*tool.query("processes", b"")}
     over.touch()
     assert "here" in run(place, "job", "logs", "-f", "mine")
-    eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in watchers), "the process that watched it has ended")
+    eventually(lambda: all(map(gone, watchers)), "the process that watched it has ended")
     eventually(lambda: tool.query("status")["jobs"] == (), "nothing is left of its jobs")
     tool.close()
     assert "succeeded" in run(place, "job", "status", "mine")

@@ -28,7 +28,7 @@ import pytest
 import uvicorn
 from command_line import printed
 from conftest import one_cluster, running_cluster
-from faults import PATIENCE, eventually, kill_daemon, on_node
+from faults import PATIENCE, eventually, kill_daemon, next_line, on_node
 from prometheus_client.parser import text_string_to_metric_families
 
 import zfabric as zf
@@ -64,8 +64,7 @@ class Page:
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert self.process.stdout is not None
-        self.url = self.process.stdout.readline().strip()
+        self.url = next_line(self.process.stdout).strip()
         self.base, _, self.token = self.url.partition("/" + TOKEN)
         self.cookie = ""
 
@@ -91,9 +90,19 @@ class Page:
         assert status == 200, body
         return json.loads(body)
 
+    def events(self) -> Any:
+        """The stream of events that a window listens to."""
+        return urllib.request.urlopen(urllib.request.Request(f"{self.base}/api/events", headers={"Cookie": self.cookie}), timeout=PATIENCE)
+
     def close(self) -> int:
         self.process.send_signal(2)
         return self.process.wait(PATIENCE)
+
+
+def next_update(events: Any) -> dict[str, Any]:
+    """The next update of a stream of events; empty if a node did not answer in time."""
+    kind, data, _ = (events.readline() for _ in range(3))
+    return json.loads(data.removeprefix(b"data: ")) if kind == b"event: update\n" else {}
 
 
 @zf.remote
@@ -219,16 +228,19 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def test_a_connection_without_a_request_is_closed() -> None:
-    silent_are_closed = threading.Event()
+    counted, asked, silent_are_closed = Connections(PATIENCE), threading.Event(), threading.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.set()
         await asyncio.get_running_loop().run_in_executor(None, silent_are_closed.wait, PATIENCE)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    with served(Connections(0.2), app) as address:
+    with served(counted, app) as address:
         busy = HTTPConnection(*address, timeout=PATIENCE)
         busy.request("GET", "/")
+        assert asked.wait(PATIENCE)
+        counted._seconds = 0.2  # From now on: on a busy machine the request may come later than so short a time after its connection.
         silent, partial = socket.create_connection(address), socket.create_connection(address)
         partial.sendall(b"GET / HTTP/1.1\r\nHost: ")
         with silent, partial:
@@ -395,10 +407,8 @@ async def silence_ends(context: ssl.SSLContext) -> bool:
 def test_progress_counts_every_task_exactly(page: Page, cluster: Any) -> None:
     refs = [double.remote(i) for i in range(300)] + [wrong.remote(i) for i in range(7)]
     zf.wait(refs, num_returns=len(refs), timeout=PATIENCE)
-    events = urllib.request.urlopen(urllib.request.Request(f"{page.base}/api/events", headers={"Cookie": page.cookie}), timeout=PATIENCE)
-    assert events.readline() == b"event: update\n"
-    update = json.loads(events.readline().removeprefix(b"data: "))
-    events.close()
+    with page.events() as events:
+        update = eventually(lambda: next_update(events), "what everybody is shown")
     rows = {row["name"]: row for row in update["progress"]}
     assert (rows["double"]["finished"], rows["double"]["failed"], rows["double"]["waiting"]) == (300, 0, 0)
     assert (rows["wrong"]["finished"], rows["wrong"]["failed"]) == (0, 7)
@@ -477,7 +487,7 @@ def test_what_waits_for_a_worker_is_queued_and_tasks_are_found_by_their_function
     assert "ready" not in states()
     assert {row["name"] for row in page.ask("tasks?text=nap")["rows"]} == {"nap"}
     assert {row["state"] for row in page.ask("tasks?state=queued")["rows"]} <= {"queued"}
-    found = page.ask("details?text=needle_in")["found"]
+    found = eventually(lambda: page.ask("details?text=needle_in")["found"], "the daemon has the last one, too")
     assert [(each["kind"], each["name"]) for each in found] == [("function", "needle_in_hay")]
     assert found[0]["progress"]["waiting"] + found[0]["progress"]["running"] == 1
     for ref in (*runs, needle):
@@ -617,7 +627,8 @@ def test_stacks_of_all_processes(page: Page) -> None:
     found = page.ask("stacks")
     assert {each["kind"] for each in found} == {"driver", "worker"}
     assert [each["kind"] for each in found if each["pid"] == pid] == ["worker"]
-    assert page.ask(f"samples?pid={pid}")["idle"] > 0
+    sampled = page.ask(f"samples?pid={pid}")
+    assert sampled["idle"] > 0, sampled
 
 
 @zf.remote(max_retries=0)
@@ -798,6 +809,13 @@ def says(browser: Any, element: str, text: str) -> bool:
     return text in browser.find_element("id", element).text
 
 
+def runs_again() -> list[Any]:
+    """Call the program's actor: the task stream shows the last minute. Return the ref."""
+    ref = zf.get_actor("counter").add.remote()
+    zf.get(ref, timeout=PATIENCE)
+    return [ref]
+
+
 def complains_of_nothing(browser: Any) -> None:
     said = [entry["message"] for entry in browser.get_log("browser")]
     assert [text for text in said if "Content Security" in text or "Uncaught" in text] == []
@@ -832,6 +850,7 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
             f"graph/{refs[0].hex()[:-8]}": "edges",
         }
         for view, text in expected.items():
+            refs += runs_again() if view == "stream" else []
             browser.execute_script(f"location.hash = '{view}'")
             eventually(lambda text=text: shown(text), view)
             # For a screen reader: each column has a name, and what is a picture to it has no links inside.
@@ -842,14 +861,23 @@ def test_every_view_in_a_browser_with_a_program_that_runs(browser: Any) -> None:
         browser.execute_script("document.querySelector('.skip').focus()")  # As the first Tab does: it is outside of the screen before.
         ActionChains(browser).send_keys(Keys.ENTER).perform()
         assert browser.execute_script("return [document.activeElement.id, location.hash.split('/')[0]]") == ["view", "#graph"]
+        refs += runs_again()
         browser.execute_script("location.hash = 'stream'")
         eventually(lambda: shown("Counter.add"), "bars")
-        browser.find_element(By.CSS_SELECTOR, "#view canvas").send_keys("+-np")  # By the keyboard alone.
+        canvas = browser.find_element(By.CSS_SELECTOR, "#view canvas")
+        canvas.send_keys("+-")  # By the keyboard alone.
+
+        def chosen() -> bool:  # What a zoom shows is asked for: there may be no bar for a moment.
+            canvas.send_keys("n")
+            return bool(browser.find_elements(By.CSS_SELECTOR, "#view .picked h3"))
+
+        eventually(chosen, "a chosen bar")
+        canvas.send_keys("p")
         eventually(lambda: shown("attempts of the last minutes"), "a chosen bar, explained")
         browser.execute_script("location.hash = 'stacks'")
         eventually(lambda: shown("driver"), "stacks")
         browser.find_element(By.XPATH, "//button[text()='flame graph of ten seconds']").click()
-        eventually(lambda: shown("samples in 1 s"), "the first second of a flame graph")
+        eventually(lambda: shown(" samples in "), "the first seconds of a flame graph")
         browser.execute_script("location.hash = 'errors'")
         eventually(lambda: shown("<img src=x onerror=alert(1)>"), "the error as text")  # It is text, and made no element.
         assert browser.find_elements(By.TAG_NAME, "img") == []
@@ -938,6 +966,7 @@ def test_a_button_asks_before_it_cancels(browser: Any) -> None:
         served = Page(context["address"], "--allow-changes")
         browser.get(served.url)
         eventually(lambda: "live" in browser.find_element(By.ID, "link").text, "a connection")
+        eventually(lambda: zf.explain(ref).state == "running", "the task runs")
         browser.execute_script(f"location.hash = 'details/{ref.hex()[:-8]}'")
 
         def press(text: str) -> None:
@@ -947,7 +976,7 @@ def test_a_button_asks_before_it_cancels(browser: Any) -> None:
         press("cancel …")
         press("leave it")
         eventually(lambda: not browser.find_elements(By.TAG_NAME, "dialog"), "the question's end")
-        assert zf.explain(ref).state in ("running", "assigned")
+        assert zf.explain(ref).state == "running"
         press("cancel …")
         press("cancel")
         with pytest.raises(zf.TaskCancelledError):
@@ -966,15 +995,16 @@ def test_the_page_shows_all_nodes() -> None:
         served.open()
         eventually(lambda: {lane["node"] for lane in served.ask("stream")["lanes"]} == {"node1", "node2"}, "bars of both nodes")
         eventually(lambda: {line[1] for line in served.ask("logs")["lines"]} == {"node1", "node2"}, "output of both nodes")
-        events = urllib.request.urlopen(
-            urllib.request.Request(f"{served.base}/api/events", headers={"Cookie": served.cookie}), timeout=PATIENCE
-        )
-        assert events.readline() == b"event: update\n"
-        update = json.loads(events.readline().removeprefix(b"data: "))
-        assert [node["name"] for node in update["nodes"]] == ["node1", "node2"]
+        events = served.events()
+
+        def answered() -> Any:  # A node that does not answer within two seconds is silent: a busy machine is slower at times.
+            update = next_update(events)
+            return update if [node.get("memory", 0) > 0 for node in update.get("nodes", ())] == [True, True] else None
+
+        update = eventually(answered, "what both nodes tell")
+        assert [(node["name"], node["silent"]) for node in update["nodes"]] == [("node1", False), ("node2", False)]
         assert update["resources"]["CPU"] == 2
         assert {row["name"]: row["finished"] for row in update["progress"]} == {"speak": 20}
-        assert [(node["silent"], node["memory"] > 0) for node in update["nodes"]] == [(False, True)] * 2
         _values_have_the_names_of_their_makers(served, places)
         zf.get(make.options(scheduling_strategy=places[1]).remote(), timeout=PATIENCE)
         _nodes_serve_their_own_metrics(nodes, {"speak": 20, "make": 3})

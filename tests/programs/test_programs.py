@@ -823,7 +823,9 @@ def test_an_infeasible_task_is_an_error_where_that_was_asked_for(cluster: Callab
 # --- values and references ------------------------------------------------------------------------------------------------------------
 
 
-def test_refs_inside_values_and_closures_retain_their_objects(shared: Any) -> None:
+def test_refs_inside_values_and_closures_retain_their_objects(cluster: Callable[..., Any]) -> None:
+    cluster()
+
     @zf.remote
     def open_box(box: Any) -> Any:
         return zf.get(box["ref"]), zf.get(box["list"][0])
@@ -847,7 +849,9 @@ def test_refs_inside_values_and_closures_retain_their_objects(shared: Any) -> No
     assert zf.get(zf.get(make_box.remote(), timeout=PATIENCE)[0], timeout=PATIENCE) == "from a task"
 
 
-def test_generators_of_work_finish_and_leave_no_tasks_behind(shared: Any) -> None:
+def test_generators_of_work_finish_and_leave_no_tasks_behind(cluster: Callable[..., Any]) -> None:
+    cluster()
+
     @zf.remote
     def step(x: int) -> int:
         return x + 1

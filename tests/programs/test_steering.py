@@ -85,7 +85,7 @@ def test_a_queued_task_is_cancelled_by_the_id_of_its_value_and_others_go_on(clus
     with pytest.raises(zf.TaskCancelledError):
         zf.get(waiting[0], timeout=PATIENCE)
     over.touch()
-    assert zf.get(waiting[1], timeout=PATIENCE) == zf.get(first)
+    assert zf.get(waiting[1], timeout=PATIENCE) == zf.get(first, timeout=PATIENCE)
 
 
 def test_force_kills_the_worker_and_children_are_cancelled_too(cluster: zf.LocalCluster, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_task_that_has_ended_is_explained_with_its_time_place_arguments_and_li
     task = brief(ref.task_id())
     found = zf.explain(ref)
     assert found.state == "finished"
-    assert re.search(r"^\d+ ms in process \d+ on node2, ", found.facts["ran"])
+    assert re.search(r"^[\d.]+ m?s in process \d+ on node2, ", found.facts["ran"])
     assert re.fullmatch(r"\d+ B with the call; 1-\w+-\d+-p\d+ \(put\): 293 KiB in the object store", found.facts["arguments"])
     assert found.facts["output"] == "number 17\nis written"
     code, output = run("explain", "--json", task, *of_node(cluster, 0))
@@ -205,7 +205,7 @@ def test_a_task_that_has_ended_is_explained_with_its_time_place_arguments_and_li
     code, output = run("explain", task, *of_node(cluster, 0))
     assert code == 0, output
     assert f"task {task} (speaks): finished\nhas ended, and the cluster has forgotten it" in output
-    assert re.search(r"ran: +\d+ ms in process \d+ on node2", output)
+    assert re.search(r"ran: +[\d.]+ m?s in process \d+ on node2", output)
 
 
 @zf.remote(num_cpus=0)
@@ -236,4 +236,5 @@ def test_the_process_of_an_actor_is_named_after_it_with_what_it_runs(cluster: zf
     assert "is the process of the actor Busy, the busy one" in run("explain", str(row["pid"]), *of_node(cluster, 0))[1]
     over.touch()
     zf.get(refs, timeout=PATIENCE)
-    assert zf.explain(actor).facts["activity"] == "runs nothing; 0 calls wait"
+    # A call runs until its process has noted the end; the value may arrive before.
+    eventually(lambda: zf.explain(actor).facts["activity"] == "runs nothing; 0 calls wait", "all calls have ended")

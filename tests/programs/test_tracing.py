@@ -181,7 +181,7 @@ def test_what_is_wrong_is_said() -> None:
 
 def test_without_opentelemetry_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['opentelemetry'] = None; import zfabric.util.tracing"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert "ImportError: zfabric.util.tracing needs OpenTelemetry: pip install 'zfabric[tracing]'" in ran.stderr
 
 

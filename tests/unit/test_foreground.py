@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from faults import PATIENCE
 
 from zfabric.runtime import foreground
 
@@ -23,7 +24,10 @@ def handlers() -> Iterator[None]:
 
 class _Finalized:
     def __del__(self) -> None:
-        signal.raise_signal(signal.SIGINT)
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            foreground.AGAIN_SECONDS = PATIENCE  # What comes again soon is to come once: a third time would end the run of tests.
 
 
 @pytest.mark.usefixtures("handlers")
@@ -31,6 +35,6 @@ class _Finalized:
 def test_an_interrupt_in_a_finalizer_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreground, "AGAIN_SECONDS", 0.2)
     signal.signal(signal.SIGINT, foreground.raises(KeyboardInterrupt))
-    _Finalized()  # Python prints the exception, and goes on.
-    with pytest.raises(KeyboardInterrupt):
-        time.sleep(60)
+    with pytest.raises(KeyboardInterrupt):  # It may come again at any moment from now on.
+        _Finalized()  # Python prints the exception, and goes on.
+        time.sleep(PATIENCE)

@@ -17,6 +17,7 @@ import hypothesis.strategies as st
 import lmdb
 import msgpack
 import pytest
+from faults import PATIENCE
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -49,7 +50,7 @@ def commit(journal, *stores):
     journal.commit(stores, lambda error: (errors.append(error), ended.set()))
     if isinstance(journal, MemoryJournal):
         journal.complete()
-    assert ended.wait(30)
+    assert ended.wait(PATIENCE)
     return errors[0]
 
 
@@ -114,7 +115,7 @@ def test_floor(journal):
 def test_reads_during_a_commit_show_the_state_before_it(engine, tmp_path, monkeypatch):
     gate = threading.Event()
     original = Journal._commit_filled
-    monkeypatch.setattr(Journal, "_commit_filled", lambda self: (gate.wait(30), original(self)))
+    monkeypatch.setattr(Journal, "_commit_filled", lambda self: (gate.wait(PATIENCE), original(self)))
     journal = make(engine, tmp_path / "store")
     errors, ended = [], threading.Event()
     journal.commit([store([("job", b"k", b"1")])], lambda error: (errors.append(error), ended.set()))
@@ -124,7 +125,7 @@ def test_reads_during_a_commit_show_the_state_before_it(engine, tmp_path, monkey
     gate.set()
     if engine == "memory-deferred":
         assert journal.complete()
-    assert ended.wait(30)
+    assert ended.wait(PATIENCE)
     assert errors == [""]
     assert journal.get("job", b"k") == b"1"
     journal.close()
@@ -134,13 +135,13 @@ def test_a_commit_shows_when_it_has_ended_and_not_before(tmp_path, monkeypatch):
     journal = Journal.open(str(tmp_path), MiB, "power")
     reached, gate, ended = threading.Event(), threading.Event(), threading.Event()
     end = journal._idle.set
-    monkeypatch.setattr(journal._idle, "set", lambda: (reached.set(), gate.wait(30), end()))
+    monkeypatch.setattr(journal._idle, "set", lambda: (reached.set(), gate.wait(PATIENCE), end()))
     journal.commit([store([("job", b"k", b"1")])], lambda error: ended.set())
-    assert reached.wait(30)
+    assert reached.wait(PATIENCE)
     assert journal.get("job", b"k") is None
     assert journal.floor("job", b"k", b"k") is None
     gate.set()
-    assert ended.wait(30)
+    assert ended.wait(PATIENCE)
     assert journal.get("job", b"k") == b"1"
     journal.close()
 

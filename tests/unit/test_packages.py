@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from faults import PATIENCE
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -276,7 +277,7 @@ def test_who_comes_while_another_one_makes_a_directory_waits_no_longer_than_that
     monkeypatch.setattr(os.path, "exists", another_comes)
     late = threading.Thread(target=lambda: users.append(use(str(tmp_path), "one", lambda path: None, 10**9).lock), daemon=True)
     late.start()
-    late.join(20)
+    late.join(PATIENCE)
     assert len(users) == 2
     for lock in users:
         os.close(lock)

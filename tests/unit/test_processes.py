@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from faults import PATIENCE
 
 from zfabric.adapters import processes
 from zfabric.runtime.connect import node_resources
@@ -40,7 +41,7 @@ def test_a_process_is_identified_by_pid_and_start_time() -> None:
         assert descriptor is not None
         assert not processes.wait_pidfd(descriptor, 0)
         assert processes.signal_pidfd(descriptor, signal.SIGKILL)
-        assert processes.wait_pidfd(descriptor, 20)
+        assert processes.wait_pidfd(descriptor, PATIENCE)
         process.wait()
         assert not processes.signal_pidfd(descriptor, signal.SIGKILL)
         os.close(descriptor)

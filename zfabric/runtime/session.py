@@ -231,11 +231,6 @@ class Session:
         (pid), created (seconds since the epoch), config (name → value), resources (name → amount), namespace, arena (path), arena_size,
         store, spill, transfer (the agent's endpoint or ""), cluster (``ClusterSettings`` by name, or None).
         """
-        if self._description is None:
-            self._description = self._read()
-        return self._description
-
-    def _read(self) -> dict[str, Any]:
         try:
             description = self._written()
         except (OSError, *DAMAGED) as error:
@@ -249,7 +244,10 @@ class Session:
         return description
 
     def _written(self) -> dict[str, Any]:
-        return _loaded(f"{self.directory}/session.json")
+        """Read ``session.json``, once: a session that was found is known after its end, too."""
+        if self._description is None:
+            self._description = _loaded(f"{self.directory}/session.json")
+        return self._description
 
     def kind(self) -> str:
         """The kind of a session of any version; "" if unknown."""
@@ -394,7 +392,7 @@ class Session:
     def alive(self) -> bool:
         """Whether a supervisor holds the session's lock."""
         try:
-            os.close(_take_lock(self.directory))
+            os.close(_take_lock(self.directory, fcntl.LOCK_SH))  # Others may look at the same time.
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:  # It is held, or no descriptor is free: then nobody knows.
@@ -553,7 +551,7 @@ def sweep(base: str | None = None, report: Callable[[str, OSError], None] = lamb
             path = f"{parent}/{name}"
             if name.startswith("s-"):
                 try:
-                    lock = -1 if os.path.islink(path) else _take_lock(path)
+                    lock = -1 if os.path.islink(path) else _take_lock(path, fcntl.LOCK_EX)
                 except NotADirectoryError:  # It is no session at all.
                     lock = -1
                 except OSError:  # It lives, or another sweep has it.
@@ -587,7 +585,7 @@ def _has_just_failed(directory: str) -> bool:
 
 def started_session(base: str | None = None) -> Session | None:
     """The latest living session of ``zfabric start``, or its cluster's oldest node here. One that is joining or ending comes last."""
-    # Each file is read once: a node that ends meanwhile loses them.
+    # Read once: a node that ends meanwhile loses it.
     memberships = {session: session.membership() for session in find_sessions(base) if session.outlives_programs()}
     started = sorted(memberships, key=lambda session: memberships[session] is not None or _is_alone(session))
     latest = started[-1] if started else None
@@ -604,8 +602,6 @@ def _is_alone(session: Session) -> bool:
         return session.cluster() is None
     except VersionMismatchError:
         return True
-    except FabricError:  # It has just ended.
-        return False
 
 
 # --- files ------------------------------------------------------------------------------------------------------------------------
@@ -637,11 +633,11 @@ def _replace(path: str, content: bytes) -> None:
     os.replace(temporary, path)
 
 
-def _take_lock(directory: str) -> int:
+def _take_lock(directory: str, operation: int) -> int:
     """Lock a dead session; return the descriptor. Raises BlockingIOError if it lives."""
-    descriptor = _lock(directory, os.O_DIRECTORY)
+    descriptor = _lock(directory, os.O_DIRECTORY, operation)
     try:
-        os.close(_lock(f"{directory}/lock", os.O_NOFOLLOW))  # An earlier version's session has locked this file.
+        os.close(_lock(f"{directory}/lock", os.O_NOFOLLOW, operation))  # An earlier version's session has locked this file.
     except BlockingIOError:
         os.close(descriptor)
         raise
@@ -650,10 +646,10 @@ def _take_lock(directory: str) -> int:
     return descriptor
 
 
-def _lock(path: str, flags: int) -> int:
+def _lock(path: str, flags: int, operation: int) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
         raise
