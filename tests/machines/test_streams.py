@@ -89,6 +89,19 @@ def test_a_request_is_the_credit(node: Streaming) -> None:
     assert node.allowed() == []
 
 
+def test_a_value_that_a_later_one_overtakes_is_lost_and_made_again(node: Streaming) -> None:
+    """It went with a daemon, and its reader waits for it. The maker waits for its reader, so it is ended to run again."""
+    node.asks(0, 1, 2)
+    node.yields((0, b"a"), (2, b"c"))
+    assert node.allowed() == [3, m.CLOSE]
+    node.yields((3, None))
+    node.complete(node.worker, 0)
+    ((worker, number, attempt),) = node.dispatched()
+    assert (worker, number) == (node.worker, 0)
+    node.yields((0, b"a"), (1, b"b"), (2, b"c"), attempt=attempt)
+    assert node.got() == [(0, b"a"), (2, b"c"), (1, b"b")]
+
+
 def test_unrequested_values_wait_in_the_stream(node: Streaming) -> None:
     node.yields((0, b"a"), (1, b"b"))
     assert node.objects() == [0, 1]
@@ -493,9 +506,11 @@ def test_streams_of_a_worker_are_reported_to_the_next_daemon() -> None:
     yields.take()
     completed = m.Completed.of(())
     reports = again(yields, m.Yielded((rows[4],)), completed)
-    # The last three: an acknowledged place belongs to the arena; one that may not have arrived is repeated unchanged.
-    assert reports == [m.Yielded((rows[3], rows[4], rows[5])), completed]
-    assert again(yields)[0] == m.Yielded((rows[3], (b"task", 0, 4, True, ()), rows[5]))
+    # The last four, of which one may count the values. An acknowledged place belongs to the arena; one that may not have arrived is
+    # repeated unchanged.
+    gone = (b"task", 0, 2, True, ())
+    assert reports == [m.Yielded((gone, rows[3], rows[4], rows[5])), completed]
+    assert again(yields)[0] == m.Yielded((gone, rows[3], (b"task", 0, 4, True, ()), rows[5]))
     yields.end(b"task")
     assert again(yields, completed) == [completed]
 

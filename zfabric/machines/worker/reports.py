@@ -141,7 +141,7 @@ class Yields:
 
     def begin(self, task_id: bytes, ahead: int) -> None:
         """Open a stream, at most ``ahead`` of its consumer."""
-        self.open[task_id] = deque(maxlen=ahead)
+        self.open[task_id] = deque(maxlen=ahead + 1)  # The last row counts the values.
         self.ended.pop(task_id, None)  # A later attempt makes all values again.
         self._allowed[task_id] = ahead
 

@@ -201,7 +201,10 @@ class Streams:
                     stream.allowed = None  # The stream begins (again): its maker has had no ``AllowYields``.
                 self._accept(worker, stream, index, value, contained)
                 touched[stream] = None
+        is_settled = not self.tables.recovering and self.tables.unsettled is None
         for stream in touched:
+            if is_settled and stream.pending and isinstance(stream.owner, TaskRecord):
+                self._cut(stream, stream.owner)  # Values come in order: a missing one went with a daemon.
             self._allow(stream)
 
     def _declare(self, stream: StreamRecord, count: int) -> None:
