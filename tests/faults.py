@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +23,10 @@ from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 PATIENCE = 60.0
 """Seconds until an event that should come is taken for lost: generous, since the machine may be busy."""
+
+
+LEASE = 4.0
+"""Seconds of ``node_lease`` where a node dies: others wait for its end, and no living daemon is held up for so long by a busy machine."""
 
 
 def eventually(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
@@ -75,11 +80,33 @@ def failure(ref: Any, timeout: float = PATIENCE) -> BaseException:
     return caught.value
 
 
+def taken(refs: Any) -> Iterator[Any]:
+    """The refs of a stream, or those of a list: one that stands still is an error, and not waited for until the test is ended."""
+    if not isinstance(refs, zf.ObjectRefGenerator):
+        yield from refs
+        return
+    with suppress(StopIteration):
+        while True:
+            yield refs.next(timeout=PATIENCE)
+
+
 def query(what: str, *arguments: Any) -> Any:
     """The answer of the node's daemon to a query."""
     client = interface.current()
     assert client is not None
     return client.query(what, *arguments, timeout=PATIENCE)
+
+
+@contextmanager
+def patient_queries() -> Iterator[None]:
+    """Have this program wait for each answer of a busy daemon, also where it would wait a moment: for the reason in an error of ``get``."""
+    client: Any = interface.current()
+    right = client.query
+    client.query = lambda *what, timeout=PATIENCE: right(*what, timeout=PATIENCE)
+    try:
+        yield
+    finally:
+        del client.query
 
 
 def worker_rows() -> tuple[dict[str, Any], ...]:
@@ -129,8 +156,8 @@ def session_processes() -> dict[int, str]:
 
 
 def processes_named(name: str) -> list[int]:
-    """Processes of the session with this name ("zf-daemon", "zf-worker", ...)."""
-    return [pid for pid, found in session_processes().items() if found == name]
+    """Living processes of the session with this name ("zf-daemon", "zf-worker", ...): one that was killed may not have been reaped yet."""
+    return [pid for pid, found in session_processes().items() if found == name and not gone(pid)]
 
 
 def kill_daemon(number: int = signal.SIGKILL) -> int:

@@ -139,12 +139,18 @@ def test_four_callers_see_each_result_once_and_in_order_however_often_the_actor_
     halfway = tmp_path / "halfway"
     results = [caller.run.remote(count, together, str(halfway)) for caller in callers]
     deaths = 0
-    done: list[Any] = []
-    while deaths < 6 and len(done) < 4:
+
+    def all_have_ended() -> bool:
+        return len(zf.wait(results, num_returns=4, timeout=0.01)[0]) == 4
+
+    while deaths < 6 and not all_have_ended():
         seen = get(ledger.read.remote())
         wanted = min(len(seen[1]) + rng.randrange(150), 4 * count if halfway.exists() else 2 * count)
-        while len(done) < 4 and len(get(ledger.read.remote())[1]) < wanted:
-            done, _ = zf.wait(results, num_returns=4, timeout=0.01)
+
+        def far_enough(wanted: int = wanted) -> bool:
+            return len(get(ledger.read.remote())[1]) >= wanted
+
+        eventually(lambda: all_have_ended() or far_enough(), "some more has been written")
         kill(get(ledger.pid.remote()))
         deaths += 1
         if deaths == 2:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -382,8 +383,8 @@ def test_exit_actor_ends_calls_that_run_beside_it(kind: Any, tmp_path: Path) -> 
         assert isinstance(each, zf.ActorDiedError)
     assert "ended itself" in str(left)
     assert stayed.outcome == "unknown"
-    assert mark.exists(), "it was asked to go"
     eventually(lambda: gone(pid), "the process has ended")
+    assert mark.exists(), "it was asked to go"
 
 
 def test_exit_actor_does_not_wait_for_threads_that_do_not_stop(tmp_path: Path) -> None:
@@ -604,29 +605,6 @@ def test_max_pending_calls_limits_calls_without_an_outcome(tmp_path: Any) -> Non
     assert value(slow.ping.remote()) == "pong"
 
 
-def test_a_caller_waits_at_max_pending_calls_if_configured(cluster: Callable[..., Any], tmp_path: Path) -> None:
-    cluster(config={"calls_over_limit": "wait"})
-    slow = Slow.options(max_pending_calls=2).remote()
-    assert value([slow.ping.remote() for _ in range(50)]) == ["pong"] * 50
-    gate, calling, opened = tmp_path / "gate", threading.Event(), []
-
-    def call_once_more() -> None:
-        calling.set()
-        ref = slow.ping.remote()
-        opened.append(gate.exists())
-        value(ref)
-
-    held = [slow.hold.remote(str(gate)), slow.ping.remote()]
-    caller = threading.Thread(target=call_once_more)
-    caller.start()
-    calling.wait()
-    zf.wait(held, timeout=0.1)  # If the third call did not wait, it would be made now.
-    gate.touch()
-    caller.join()
-    value(held)
-    assert opened == [True]
-
-
 # --- results of calls that compute ----------------------------------------------------------------------------------------------
 
 
@@ -651,11 +629,14 @@ def test_results_of_an_event_loop_arrive_while_the_next_call_computes(tmp_path: 
 
     method = zf.remote(Server).remote().infer if kind == "actor" else zf.remote(num_cpus=0.1)(infer)
     value(method.remote(0))
-    begun = time.monotonic()
+    took = []
     for number, ref in enumerate([method.remote(number) for number in range(CALLS)]):
+        begun = time.monotonic()
         assert zf.get(ref, timeout=PATIENCE) == number
         (tmp_path / str(number)).touch()
-    assert time.monotonic() - begun < 0.2 * CALLS, "each takes a few milliseconds, and half a second where it waits for a chance"
+        took.append(time.monotonic() - begun)
+    # A busy machine may hold up some of them.
+    assert statistics.median(took) < 0.2, "each takes a few milliseconds, and half a second where it waits for a chance"
 
 
 # --- recursion without an end -------------------------------------------------------------------------------------------------------
@@ -727,3 +708,27 @@ def test_the_recursion_limit_that_a_task_sets_counts() -> None:
 
     actor = Deep.remote()
     assert value(actor.deepest.remote()) == 10_000
+
+
+def test_a_caller_waits_at_max_pending_calls_if_configured(cluster: Callable[..., Any], tmp_path: Path) -> None:
+    """The last test of this file: it has a cluster of its own, which ends the one of the file."""
+    cluster(config={"calls_over_limit": "wait"})
+    slow = Slow.options(max_pending_calls=2).remote()
+    assert value([slow.ping.remote() for _ in range(50)]) == ["pong"] * 50
+    gate, calling, opened = tmp_path / "gate", threading.Event(), []
+
+    def call_once_more() -> None:
+        calling.set()
+        ref = slow.ping.remote()
+        opened.append(gate.exists())
+        value(ref)
+
+    held = [slow.hold.remote(str(gate)), slow.ping.remote()]
+    caller = threading.Thread(target=call_once_more)
+    caller.start()
+    assert calling.wait(PATIENCE)
+    zf.wait(held, timeout=0.1)  # If the third call did not wait, it would be made now.
+    gate.touch()
+    caller.join(PATIENCE)
+    value(held)
+    assert opened == [True]

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -132,7 +133,7 @@ def test_tasks(how: Any, every: int, rests: bool) -> None:
     arrived = interrupted_everywhere(how(twice.remote), every, (lambda: twice.remote(0)) if rests else None)
     assert len(arrived) > 100 or not rests
     client: Any = interface.current()
-    client.connection.wait_until(lambda: client.machine.unfinished == 0, None)
+    assert client.connection.wait_until(lambda: client.machine.unfinished == 0, time.monotonic() + PATIENCE)
 
 
 @pytest.mark.parametrize(("how", "every", "rests"), WAYS)
@@ -146,7 +147,7 @@ def test_calls_of_an_actor(how: Any, every: int, rests: bool) -> None:
     assert max(ran.values()) == 1
     assert arrived <= ran.keys()
     client: Any = interface.current()
-    client.connection.wait_until(lambda: client.machine.unfinished == 0, None)
+    assert client.connection.wait_until(lambda: client.machine.unfinished == 0, time.monotonic() + PATIENCE)
 
 
 # --- handlers of signals ------------------------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from faults import PATIENCE, eventually, failure, gone
 import zfabric as zf
 from zfabric.runtime import interface
 
-cluster = one_cluster(autouse=False, config={"exit_seconds": 0.2, "leave_seconds": 0.1})
-"""Exit handlers have little time here."""
+cluster = one_cluster(autouse=False, config={"exit_seconds": 2.0, "leave_seconds": 0.1})
+"""Exit handlers have little time here, and enough for those that end: what they write down is looked at."""
 
 
 def errors_of(cluster: Any, pid: int) -> str:

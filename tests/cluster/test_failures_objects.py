@@ -89,7 +89,7 @@ class Stubborn:
 
 
 def test_unreported_values_of_a_dead_writer_take_no_room(small: Any, tmp_path: Path) -> None:
-    small()
+    small(put_patience=PATIENCE)  # A busy daemon frees them late.
     for _ in range(12):
         for ref in half.remote():
             assert isinstance(failure(ref), zf.SerializationError)

@@ -25,7 +25,6 @@ from faults import (
     query,
     session,
     session_processes,
-    worker_pids,
     worker_rows,
 )
 from files import wait_for_file
@@ -34,8 +33,8 @@ import zfabric as zf
 from zfabric.runtime import interface
 from zfabric.runtime.session import Session
 
-shared = one_cluster(config={"restart_backoff_max": 0.05})
-"""Its daemon is restarted at once however often it dies."""
+shared = one_cluster(config={"restart_backoff_max": 0.05, "worker_idle_seconds": 3600.0})
+"""Its daemon is restarted at once however often it dies. No worker ends by itself: tests compare those before and after."""
 
 
 @zf.remote
@@ -164,7 +163,7 @@ def test_a_worker_killed_from_outside_loses_nothing(tmp_path: Path) -> None:
         done = len(zf.wait(refs, num_returns=len(refs), timeout=0.15)[0])
         if done == len(refs):
             break
-        os.kill(processes_named("zf-worker")[0], signal.SIGKILL)
+        os.kill(eventually(lambda: processes_named("zf-worker"), "a dead worker is replaced")[0], signal.SIGKILL)
     assert zf.get(refs, timeout=PATIENCE) == list(range(400))
     eventually(lambda: len([row for row in worker_rows() if row["state"] != "starting"]) >= 2, "dead workers are replaced")
 
@@ -238,7 +237,7 @@ def test_a_large_value_that_nobody_has_read_and_the_refs_inside_survive_the_daem
     eventually(
         lambda: not sum(query("status")["tasks"][each] for each in ("running", "assigned", "queued", "waiting")), "all tasks have ended"
     )
-    for pid in worker_pids():
+    for pid in processes_named("zf-worker"):
         os.kill(pid, signal.SIGKILL)
     killed = kill_daemon()
     eventually(lambda: killed not in processes_named("zf-daemon") and not query("status")["recovering"], "the next daemon has recovered")
@@ -273,10 +272,12 @@ def test_a_daemon_killed_while_its_first_driver_and_workers_register() -> None:
     run_script(script)
 
 
-def test_the_daemon_killed_while_workers_wait_in_nested_gets() -> None:
+def test_the_daemon_killed_while_workers_wait_in_nested_gets(tmp_path: Path) -> None:
+    over = tmp_path / "over"
+
     @zf.remote
     def leaf(index: int) -> int:
-        time.sleep(0.05)  # in which the daemon is killed
+        wait_for_file(over)
         return index
 
     @zf.remote
@@ -285,15 +286,16 @@ def test_the_daemon_killed_while_workers_wait_in_nested_gets() -> None:
 
     @zf.remote
     def depth(n: int) -> int:
-        return 0 if n == 0 else 1 + int(zf.get(depth.remote(n - 1)))
+        return leaf._function(0) if n == 0 else 1 + int(zf.get(depth.remote(n - 1)))
 
-    refs = [parent.remote(index) for index in range(6)]
     deep = depth.remote(300)
+    refs = [parent.remote(index) for index in range(6)]
     eventually(lambda: any(row["depth"] for row in worker_rows()), "a worker waits in get")
     former = session().daemon()
     kill_daemon()
     eventually(lambda: session().daemon() != former, "processes can register with the next one")
     kill_daemon()  # It has hardly begun to receive what the processes hold and run.
+    over.touch()
     assert zf.get(refs, timeout=PATIENCE) == [3 * index for index in range(6)]
     assert zf.get(deep, timeout=PATIENCE) == 300
 
@@ -370,20 +372,21 @@ import numpy as np, pathlib, tempfile, time, zfabric as zf
 from faults import *
 zf.init(num_cpus=2, log_to_driver=False, object_store_memory=2**27, config={"memory_limit": 400 * 2**20, "memory_check_every": 0.02})
 
-def take_all():
+def take(mib):
     held = []
-    while True:
-        held.append(np.ones(2**20))
+    while True:  # until it is killed: a busy daemon looks late, and finds no more than that
+        if 8 * len(held) < mib:
+            held.append(np.ones(2**20))
         time.sleep(0.01)  # the fabric is to see the process grow
 
 @zf.remote(max_retries=0)
-def hog():
-    take_all()
+def hog(mib=600):
+    take(mib)
 
 @zf.remote
 class Hog:
     def take(self):
-        take_all()
+        take(600)
 
 @zf.remote(max_retries=0)
 def neighbour(marks):
@@ -412,7 +415,7 @@ def test_a_worker_that_has_no_more_than_it_reserved_is_spared() -> None:
     script = """
 @zf.remote(max_retries=0, memory=350 * 2**20)
 def large(marks):
-    held = np.ones(220 * 2**17)
+    held = np.ones(260 * 2**17)
     pathlib.Path(marks, "has it").touch()
     while not pathlib.Path(marks, "done").exists():
         time.sleep(0.01)
@@ -421,11 +424,11 @@ def large(marks):
 with tempfile.TemporaryDirectory() as marks:
     other = large.remote(marks)
     eventually(pathlib.Path(marks, "has it").exists, "it is the largest")
-    error = failure(hog.remote())
+    error = failure(hog.remote(160))
     assert type(error) is zf.OutOfMemoryError, repr(error)
-    assert error.facts["peak"] < 220 * 2**20, error.facts
+    assert error.facts["peak"] < 260 * 2**20, error.facts
     pathlib.Path(marks, "done").touch()
-    assert zf.get(other, timeout=PATIENCE) == 220 * 2**20
+    assert zf.get(other, timeout=PATIENCE) == 260 * 2**20
 zf.shutdown()
 """
     run_script(MEMORY + script)
@@ -514,7 +517,12 @@ print(session().directory, *session_processes(), flush=True)
 """
     for ending in ("", "raise ValueError('the program failed')", "import os; os._exit(3)"):
         done = subprocess.run(
-            [sys.executable, "-c", script.format(ending=ending)], capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False
+            [sys.executable, "-c", script.format(ending=ending)],
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE,
+            cwd=Path(__file__).parents[1],
+            check=False,
         )
         directory, *pids = done.stdout.split()
         eventually(lambda pids=pids: all(gone(int(pid)) for pid in pids), "all processes have ended")
@@ -611,5 +619,5 @@ sys.stdout = sys.__stdout__
 def test_the_session_has_no_leftovers_of_these_tests() -> None:
     eventually(lambda: all(row["state"] == "idle" for row in worker_rows()), "all tasks have ended")
     assert Path(session().directory).exists()
-    names = sorted(set(session_processes().values()))
-    assert names == ["zf-daemon", "zf-supervisor", "zf-template", "zf-worker"]
+    names = {"zf-daemon", "zf-supervisor", "zf-template", "zf-worker"}
+    eventually(lambda: set(session_processes().values()) == names, "there are these processes, and no others")

@@ -18,14 +18,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import one_cluster
-from faults import PATIENCE, eventually, failure, query, worker_pids, worker_rows
+from faults import PATIENCE, eventually, failure, patient_queries, query, worker_pids, worker_rows
 from files import wait_for_file
 
 import zfabric as zf
 from zfabric.protocol.names import brief
 from zfabric.runtime import interface
 
-shared = one_cluster()
+shared = one_cluster(config={"worker_idle_seconds": 3600.0})
+"""No worker ends by itself, however many tasks have waited for others: tests compare the processes before and after."""
 
 
 @pytest.fixture
@@ -207,11 +208,11 @@ def test_get_past_its_timeout_raises_and_the_task_goes_on(tmp_path: Path) -> Non
     dependent = five_once_there.remote(ref)
     eventually(lambda: zf.explain(ref).state == "running", "it runs")
     for waited, text in (
-        ([ref], r"\(five_once_there\) is running for \d+\.\d s: runs on worker \d+$"),
-        ([dependent, ref], r"\(five_once_there\) is waiting \(submitted \d+\.\d s ago\): waits for 1 of its arguments"),
+        ([ref], r"\(five_once_there\) is running for \d+(\.\d)? m?s: runs on worker \d+$"),
+        ([dependent, ref], r"\(five_once_there\) is waiting \(submitted \d+(\.\d)? m?s ago\): waits for 1 of its arguments"),
     ):
-        with pytest.raises(zf.GetTimeoutError, match=rf"; their tasks go on\. {brief(waited[0].binary())} {text}"):
-            zf.get(waited, timeout=1)
+        with patient_queries(), pytest.raises(zf.GetTimeoutError, match=rf"; their tasks go on\. {brief(waited[0].binary())} {text}"):
+            zf.get(waited, timeout=0.1)
     zf.cancel(dependent)
     (tmp_path / "go").touch()
     assert zf.get(ref, timeout=PATIENCE) == 5
@@ -576,7 +577,8 @@ def test_a_forked_child_of_the_driver_gets_a_clear_error_and_the_driver_goes_on(
             pending.clear()
             os._exit(0)
     os.close(writing)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    _, status = eventually(lambda: (ended := os.waitpid(child, os.WNOHANG))[0] and ended, "the child has ended")
+    assert os.waitstatus_to_exitcode(status) == 0
     with open(reading) as output:
         assert "forked" in output.read()
     assert zf.get(pending, timeout=PATIENCE) == list(range(100))
@@ -600,8 +602,8 @@ def test_user_code_may_fork_and_start_processes() -> None:
 def test_ctrl_c_in_get_raises_and_loses_nothing(tmp_path: Path) -> None:
     ref = five_once_there.remote(tmp_path / "go")
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):  # Wherever a busy machine has it arrive.
+        timer.start()
         zf.get(ref, timeout=PATIENCE)
     timer.join()
     (tmp_path / "go").touch()
@@ -635,6 +637,8 @@ def test_a_thread_that_begins_to_wait_takes_over_receiving(monkeypatch: pytest.M
 def test_fifty_ctrl_c_in_quick_succession_lose_nothing() -> None:
     """Each raised somewhere in the fabric, and none in what this test does besides."""
     ready = [False]
+    interrupted = 0
+    deadline = time.monotonic() + PATIENCE
 
     def pressed(*_: Any) -> None:
         if ready[0]:
@@ -642,14 +646,13 @@ def test_fifty_ctrl_c_in_quick_succession_lose_nothing() -> None:
             raise KeyboardInterrupt
 
     def fire() -> None:
-        for _ in range(50):
+        while interrupted < 50 and time.monotonic() < deadline:  # On a busy machine several may arrive as one.
             time.sleep(0.004)  # they are to arrive at any line
             os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.signal(signal.SIGINT, pressed)
     thread = threading.Thread(target=fire)
     thread.start()
-    interrupted = 0
     held: list[tuple[int, Any]] = []
     number = 0
     try:
@@ -667,7 +670,7 @@ def test_fifty_ctrl_c_in_quick_succession_lose_nothing() -> None:
         ready[0] = False
         thread.join()
         signal.signal(signal.SIGINT, before)
-    assert interrupted > 10
+    assert interrupted >= 50
     numbers = [number for number, _ in held]
     assert zf.get([ref for _, ref in held], timeout=PATIENCE) == numbers
 

@@ -290,8 +290,7 @@ def test_a_task_with_a_waiting_thread_can_be_stopped(cluster: None, tmp_path: An
             time.sleep(0.01)  # until it is interrupted
 
     ref = task.remote()
-    while not begun.exists():
-        zf.wait([ref], timeout=0.01)
+    eventually(begun.exists, "it has begun")
     assert stopped(ref)
 
 

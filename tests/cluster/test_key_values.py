@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
 import pytest
-from faults import PATIENCE, descendants, eventually, name_of, on_node
+from faults import LEASE, PATIENCE, descendants, eventually, name_of, on_node
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from nodes_alone import SELF
@@ -456,7 +456,7 @@ def test_the_next_cluster_on_a_store_has_the_keys_that_are_kept() -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Two nodes; the program is on the second one."""
-    config = {"restart_backoff_max": 0.1, "kv_bytes": 16 * 2**20, "node_lease": 2.0}
+    config = {"restart_backoff_max": 0.1, "kv_bytes": 16 * 2**20, "node_lease": LEASE}
     with (
         zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config=config) as cluster,
         zf.init(cluster.nodes[1].address),
@@ -535,7 +535,7 @@ def test_requests_and_values_outlive_the_daemon_of_the_head_and_that_of_the_prog
     before = eventually(lambda: daemon_of(node), "it has a daemon")
     os.kill(before, signal.SIGKILL)
     for thread in threads:
-        thread.join()
+        thread.join(PATIENCE)
     assert eventually(lambda: daemon_of(node), "it is restarted") != before
     assert sorted(stored) == sorted(map(str, range(150))), "each key was stored once"
     assert kv.get("large") == large

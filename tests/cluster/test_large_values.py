@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import descendants, eventually, name_of, on_node
+from faults import LEASE, descendants, eventually, name_of, on_node
 from files import wait_for_file
 from relay import Fault, Relay, RelayedCluster
 
@@ -115,7 +115,7 @@ def test_every_byte_arrives_in_both_directions(size: int) -> None:
 
 
 def test_the_source_dies_in_the_middle_and_another_copy_or_the_task_gives_the_value(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"object_store_memory": 240 * MiB, "config": {"transfer_patience": 0.2, "node_lease": 2.0}}
+    options: dict[str, Any] = {"object_store_memory": 240 * MiB, "config": {"transfer_patience": 0.2, "node_lease": LEASE}}
     with Relay() as relay, RelayedCluster(relay, nodes=4, cpus_per_node=1, **options) as made, zf.init(made.address):
         here, there, third, fourth = made.nodes
         zf.get([on(node, len).remote(b"") for node in made.nodes], timeout=60)  # All nodes have registered.

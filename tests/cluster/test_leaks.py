@@ -10,10 +10,12 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import soak
+from faults import eventually
 
 import zfabric as zf
 from zfabric.runtime import interface
@@ -25,6 +27,11 @@ CYCLES = {"start": 4, "kill": 2, "driver": 2, "daemon": 6, "worker": 6}
 def test_repeated_work_leaks_no_processes_descriptors_memory_or_files(kind: str) -> None:
     soak.zf.shutdown()
     assert soak.run(kind, CYCLES[kind]) == []
+
+
+def is_freed(client: Callable[[], object]) -> bool:
+    gc.collect()
+    return client() is None
 
 
 def test_a_client_is_freed_with_the_last_ref_of_its_cluster() -> None:
@@ -44,8 +51,7 @@ def test_a_client_is_freed_with_the_last_ref_of_its_cluster() -> None:
     gc.collect()
     assert client() is not None, "refs of an ended cluster say so"
     del refs, late, same  # a function keeps the client that it was exported to
-    gc.collect()
-    assert client() is None
+    eventually(lambda: is_freed(client), "its last thread ends")
 
 
 def test_an_abandoned_as_completed_is_freed_with_its_cluster() -> None:
@@ -61,8 +67,7 @@ def test_an_abandoned_as_completed_is_freed_with_its_cluster() -> None:
         with pytest.raises(zf.GetTimeoutError):
             next(zf.as_completed(refs, timeout=0.1))
     del refs, never
-    gc.collect()
-    assert client() is None
+    eventually(lambda: is_freed(client), "its last thread ends")
 
 
 def test_parallel_test_processes_account_for_their_own_leftovers(tmp_path: Path) -> None:

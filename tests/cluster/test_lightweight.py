@@ -240,8 +240,8 @@ def test_an_actor_ends_while_another_of_its_process_runs_or_waits(tmp_path: Path
     other = Counter.remote()
     note = tmp_path / "note"
     actor = polite_beside(other, note)
-    # The one that works ends one call and begins the next at once: its process has no idle moment.
-    calls = [getattr(other, method).remote(str(note)) for _ in range(1 if method == "wait_for_task" else 50)]
+    # The one that works ends one call and begins the next at once, for a minute at most: its process has no idle moment.
+    calls = [getattr(other, method).remote(str(note)) for _ in range(1 if method == "wait_for_task" else 600)]
     del actor
     assert value_of(calls)[-1] == str(note)
 
@@ -506,8 +506,24 @@ def test_calls_that_arrive_during_repeated_waits_are_not_lost() -> None:
     assert sorted(value_of(calls)) == [1, 2, 3, 4]
 
 
+def test_a_loop_waits_for_the_next_of_a_thousand_actors() -> None:
+    """As Tune's loop does: one result at a time, whose actor then takes its next step."""
+    trials = [Counter.remote() for _ in range(1000)]
+    pending = {trial.add.remote(): trial for trial in trials}
+    totals = Tally[int]()
+    while pending:
+        (ready,), _ = zf.wait(list(pending), num_returns=1, timeout=PATIENCE)
+        trial, count = pending.pop(ready), value_of(ready)
+        totals[count] += 1
+        if count < 3:
+            pending[trial.add.remote()] = trial
+    assert totals == {1: 1000, 2: 1000, 3: 1000}
+
+
+# --- clusters of their own: they end the one of the file -----------------------------------------------------------------------------
+
+
 def test_links_to_a_process_are_closed_with_it_though_its_actors_had_ended_before() -> None:
-    """The last test of this file: it has a cluster of its own."""
     with running_cluster(num_cpus=1, config={"worker_idle_seconds": 0.1}):
         client: Any = interface.current()
         homes = set()
@@ -558,17 +574,3 @@ def test_exceptions_of_exit_handlers_are_reported(capfd: Any, lightweight: bool)
         del clumsy
         eventually(told, "its error is shown")
     assert "Clumsy.__exit__ raised" in shown
-
-
-def test_a_loop_waits_for_the_next_of_a_thousand_actors() -> None:
-    """As Tune's loop does: one result at a time, whose actor then takes its next step."""
-    trials = [Counter.remote() for _ in range(1000)]
-    pending = {trial.add.remote(): trial for trial in trials}
-    totals = Tally[int]()
-    while pending:
-        (ready,), _ = zf.wait(list(pending), num_returns=1, timeout=PATIENCE)
-        trial, count = pending.pop(ready), value_of(ready)
-        totals[count] += 1
-        if count < 3:
-            pending[trial.add.remote()] = trial
-    assert totals == {1: 1000, 2: 1000, 3: 1000}

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -139,7 +140,17 @@ def test_how_long_tasks_wait_is_measured_while_somebody_asks(cluster: Any) -> No
 
 
 def test_a_server_is_scraped_and_running_times_are_counted(cluster: Any) -> None:
-    server = subprocess.Popen([*COMMAND, "--port", "0", "--address", cluster["address"]], stdout=subprocess.PIPE, text=True)
+    command = [*COMMAND, "--port", "0", "--address", cluster["address"]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            measured_by(server)
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(PATIENCE)
+
+
+def measured_by(server: subprocess.Popen[str]) -> None:
+    """What it says of tasks and calls."""
     assert server.stdout is not None
     url = server.stdout.readline().strip()
 
@@ -163,8 +174,6 @@ def test_a_server_is_scraped_and_running_times_are_counted(cluster: Any) -> None
     ran = (*method, ("kind", "call"))
     assert found["zfabric_call_seconds_count", method] <= found["zfabric_run_seconds_count", ran]
     assert found["zfabric_call_seconds_sum", method] > 0.0
-    server.send_signal(2)
-    server.wait(PATIENCE)
 
 
 @pytest.mark.parametrize(

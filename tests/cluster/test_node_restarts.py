@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import descendants, eventually, name_of, on_node
+from faults import LEASE, descendants, eventually, name_of, on_node
 from ledger_updates import claimed, decided, found, freed, held, holding, leaving, living, released, retains, runs, searching
 from scheduler_alone import ACTOR_CLASS, DRIVER, FUNCTION, JOB, OLD, OWN, Node, Restarted, died, ref, row, task_id
 
@@ -118,16 +118,18 @@ def test_when_the_daemons_of_two_nodes_die_at_once_what_tasks_made_is_there_or_m
             session = home._launched.session
             assert session.lease_until() > lease_clock() + 0.7 * long["node_lease"]
             head.pause()  # It cannot renew the lease, which is over by the time of this file.
+            daemon = eventually(lambda: daemon_of(home), "it has a daemon")
+            os.kill(daemon, signal.SIGSTOP)  # It may have an answer of the head to read, and would write that down.
+            eventually(lambda: state_of(daemon) == "T", "it is stopped")
             session.write_lease(lease_clock())
-            os.kill(eventually(lambda: daemon_of(home), "it has a daemon"), signal.SIGKILL)
+            os.kill(daemon, signal.SIGKILL)
             eventually(lambda: state_of(process) == "T", "the next daemon stops the workers")
             head.resume()
             assert zf.get(counter.next.remote(), timeout=60) == (2, process)
 
 
 def test_nobody_ends_when_the_head_is_stopped_for_longer_than_a_lease_and_goes_on() -> None:
-    lease = 3.0
-    with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": lease}) as cluster:
+    with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": LEASE}) as cluster:
         head, other = cluster.nodes
         with zf.init(other.address):
             ref = half.remote(7)
@@ -136,7 +138,7 @@ def test_nobody_ends_when_the_head_is_stopped_for_longer_than_a_lease_and_goes_o
             head.pause()
             paused = time.monotonic()
             eventually(lambda: state_of(process) == "T", "its workers are stopped before it may be declared dead")
-            time.sleep(max(0.0, paused + 1.1 * lease - time.monotonic()))  # After two leases it would end.
+            time.sleep(max(0.0, paused + 1.1 * LEASE - time.monotonic()))  # After two leases it would end.
             head.resume()
             assert zf.get(counter.next.remote(), timeout=60) == (2, process)
             assert zf.get([ref, half.remote(8)], timeout=60) == [7, 8]

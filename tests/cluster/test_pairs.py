@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import eventually, on_node
+from faults import LEASE, eventually, on_node
 from relay import Relay, RelayedCluster
 
 import zfabric as zf
@@ -123,7 +123,7 @@ def test_the_node_whose_data_path_is_dead_ends_although_it_renews_its_lease() ->
     """It is not the one that complains, nor the youngest. What it had is made again elsewhere."""
     options: dict[str, Any] = {
         "object_store_memory": 64 * MiB,
-        "config": {"node_lease": 2.0, "pair_patience": 1.0, "transfer_patience": 0.2},
+        "config": {"node_lease": LEASE, "pair_patience": 2.0, "transfer_patience": 0.2},
     }
     with Relay() as relay, RelayedCluster(relay, nodes=3, cpus_per_node=1, **options) as cluster, zf.init(cluster.address):
         head, broken, other = cluster.nodes

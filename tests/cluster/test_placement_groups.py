@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import descendants, eventually, gone, kill_daemon, name_of
+from faults import LEASE, descendants, eventually, gone, kill_daemon, name_of, patient_queries
 
 import zfabric as zf
 from zfabric.exceptions import (
@@ -97,7 +98,7 @@ def test_a_group_without_room_waits_and_is_reserved_when_the_other_is_removed() 
     first, second = placement_group([{"CPU": 2}]), placement_group([{"CPU": 2}])
     assert first.wait(PATIENCE)
     task = run_in(second)
-    with pytest.raises(GetTimeoutError, match="PENDING"):
+    with patient_queries(), pytest.raises(GetTimeoutError, match="PENDING"):
         zf.get(task, timeout=0.5)
     assert not second.wait(0.1)
     assert state(second) == "PENDING"
@@ -292,7 +293,7 @@ def three(nodes: zf.LocalCluster) -> Iterator[zf.LocalCluster]:
 def three_with_short_leases() -> Iterator[zf.LocalCluster]:
     """The same, of which one may be killed."""
     with (
-        zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": 2.0}) as made,
+        zf.LocalCluster(nodes=3, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": LEASE}) as made,
         zf.init(made.address),
     ):
         yield made
@@ -461,7 +462,10 @@ zf.get(trial.ready())
 """
     with subprocess.Popen([sys.executable, "-c", source], stderr=subprocess.PIPE, text=True) as program:
         assert program.stderr is not None
+        patience = threading.Timer(PATIENCE, program.kill)
+        patience.start()
         first, second = (next(line for line in program.stderr if "warning" in line) for _ in range(2))
         program.kill()
+        patience.cancel()
     assert "group 'trial' asks one node for 1 CPU, 1024 GiB memory, which none has (this one has 2 CPU, 1.0 GiB memory)" in first
     assert "a placement group asks one node for 4 CPU, which none has" in second

@@ -22,6 +22,12 @@ TIMES = 20
 loud_cluster = one_cluster(log_to_driver=True, config={"log_repeat_seconds": 0.0})
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have ``get`` wait for output however busy the daemon is that reads it."""
+    monkeypatch.setattr("zfabric.runtime.client.OUTPUT_SECONDS", PATIENCE)
+
+
 Read = Callable[[], tuple[list[str], list[str]]]
 
 

@@ -14,10 +14,25 @@ from pathlib import Path
 
 import pytest
 from command_line import ZFABRIC, Place
-from faults import PATIENCE, descendants, eventually, gone, name_of
+from faults import LEASE, PATIENCE, descendants, eventually, gone, name_of
 
 SMALL = ("--num-cpus", "1", "--object-store-memory", "32MB", "--network", "127.0.0.0/8")
-JOINED = "import os, signal, sys, time, zfabric as zf; zf.init(log_to_driver=False)\n"
+JOINED = """
+import os, signal, sys, tempfile, time, zfabric as zf
+zf.init(log_to_driver=False)
+
+@zf.remote
+def meet(directory):
+    open(f"{directory}/{os.urandom(8).hex()}", "w").close()
+    while len(os.listdir(directory)) < 2:
+        time.sleep(0.01)
+    return zf.get_runtime_context().get_node_id()
+
+def nodes_at_once():
+    "How many nodes run two tasks of a CPU each at the same time."
+    directory = tempfile.mkdtemp(dir=os.environ["HOME"])
+    return len(set(zf.get([meet.remote(directory) for _ in range(2)])))
+"""
 WHERE = "[label for node in zf.nodes() for name, label in node['Labels'].items() if name == 'rank']"
 
 
@@ -89,8 +104,7 @@ def test_two_runs_of_one_user_on_the_same_machines_never_meet(home: Path) -> Non
         (home / name).mkdir()
         places.append(Place(str(home / name)))
     source = f"""
-        there = zf.remote(scheduling_strategy="SPREAD")(lambda: time.sleep(0.5) or zf.get_runtime_context().get_node_id())
-        print(os.environ["ZFABRIC_ADDRESS"], *sorted({WHERE}), len(set(zf.get([there.remote() for _ in range(2)]))))
+        print(os.environ["ZFABRIC_ADDRESS"], *sorted({WHERE}), nodes_at_once())
         sys.exit(int(sys.argv[1]))
     """.replace("\n        ", "\n")
     with running(home, "a") as one, running(home, "b") as other:
@@ -133,7 +147,7 @@ def test_all_ends_with_the_launcher_of_rank_0_however_that_ends(home: Path) -> N
 
 def test_a_rank_that_has_lost_the_head_fails(home: Path) -> None:
     with running(home) as run:
-        lease = ("--config", "node_lease=1")
+        lease = ("--config", f"node_lease={LEASE}")
         run.start(0, 2, *lease, *program(home, "print(os.getpid(), flush=True); time.sleep(1000)"))
         run.start(1, 2, *lease, *program(home, ""))
         assert run.ranks[0].stdout is not None
@@ -158,8 +172,7 @@ def test_at_sigterm_the_program_has_time_and_its_cluster(home: Path) -> None:
     source = f"""
         def end(number, frame):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # It comes from whoever signals all, and from rank 0.
-            there = zf.remote(scheduling_strategy="SPREAD")(lambda: time.sleep(0.5) or zf.get_runtime_context().get_node_id())
-            print(len(set(zf.get([there.remote() for _ in range(2)]))))
+            print(nodes_at_once())
             sys.exit(3)
         signal.signal(signal.SIGTERM, end)
         print("ready", {WHERE}, flush=True)

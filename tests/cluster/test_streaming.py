@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import one_cluster
-from faults import PATIENCE, eventually, failure, kill_daemon, query
+from faults import PATIENCE, eventually, failure, kill_daemon, query, taken
 
 import zfabric as zf
 from zfabric.runtime.arena_access import UnreportedWrites
@@ -58,8 +58,8 @@ def noted(path: str, n: int, kill_at: int = -1) -> Iterator[int]:
         raise
 
 
-def values(generator: Any) -> list[Any]:
-    return [zf.get(ref, timeout=PATIENCE) for ref in generator]
+def values(refs: Any) -> list[Any]:
+    return [zf.get(ref, timeout=PATIENCE) for ref in taken(refs)]
 
 
 def written(path: Path) -> list[str]:
@@ -180,18 +180,13 @@ def test_the_producer_is_not_further_ahead_than_its_credit(tmp_path: Path) -> No
         assert len(written(note)) == number
 
     has_yielded(3)
-    for taken in range(1, 20):
-        assert zf.get(next(generator), timeout=PATIENCE) == taken - 1
-        has_yielded(taken + 3)
+    for number in range(1, 20):
+        assert zf.get(next(generator), timeout=PATIENCE) == number - 1
+        has_yielded(number + 3)
     # Its CPU is lent meanwhile: more tasks than CPUs can run, though producers wait.
     others = [noted.remote(str(tmp_path / f"other {index}"), 10) for index in range(3)]
     assert zf.get([total.remote(each) for each in others], timeout=PATIENCE) == [45] * 3
     assert len(written(note)) == 22
-
-
-def test_a_waiting_producer_lends_its_cpu_to_its_consumer(cluster: Callable[..., Any]) -> None:
-    cluster(num_cpus=1)
-    assert zf.get(total.remote(count.remote(1000)), timeout=PATIENCE) == sum(range(1000))
 
 
 # --- passed on ----------------------------------------------------------------------------------------------------------------------
@@ -649,3 +644,9 @@ def test_nothing_is_ready_at_the_end() -> None:
     assert not generator.next_ready()
     assert not generator.next_ready()
     assert list(generator) == []
+
+
+def test_a_waiting_producer_lends_its_cpu_to_its_consumer(cluster: Callable[..., Any]) -> None:
+    """The last test of this file: it has a cluster of its own, which ends the one of the file."""
+    cluster(num_cpus=1)
+    assert zf.get(total.remote(count.remote(1000)), timeout=PATIENCE) == sum(range(1000))

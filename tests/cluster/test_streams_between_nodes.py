@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import descendants, eventually, name_of, on_node
+from faults import LEASE, descendants, eventually, name_of, on_node, taken
 from ledger_updates import held, holding, released
 from nodes_alone import ABOUT, HOME_A, HOME_C, OTHER, SELF, Executor
 from scheduler_alone import DRIVER, OWN, task_id
@@ -22,7 +22,6 @@ from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import CLIENT, FIRST_RETURN, MEMBER, WORKER, first_attempt, object_id
 from zfabric.protocol.options import NODE_ID, RESOURCE_UNIT
 
-LEASE = 2.0
 PATIENCE = 60
 STREAM = b"s" * 16
 EXPORTED = ((STREAM, "s", b"payload", (("stream", 2),)),)
@@ -299,7 +298,7 @@ def cluster(nodes: zf.LocalCluster) -> Iterator[zf.LocalCluster]:
 
 
 def values(stream: Any) -> list[Any]:
-    return [zf.get(ref, timeout=PATIENCE) for ref in stream]
+    return [zf.get(ref, timeout=PATIENCE) for ref in taken(stream)]
 
 
 def kill_daemon(node: Any) -> None:

@@ -50,7 +50,7 @@ def copied(nodes: AgentNodes, node: AgentNode, size: int, *sources: AgentNode, n
 
 
 class SlowNodes(AgentNodes):
-    """Agents reach each other through a relay, at 24 MiB/s until it heals: whoever is held up still meets a copy under way."""
+    """Agents reach each other through a relay, at 12 MiB/s until it heals: whoever is held up still meets a copy under way."""
 
     def __init__(self, relay: Relay, count: int) -> None:
         self.relay = relay
@@ -66,7 +66,7 @@ class SlowNodes(AgentNodes):
 
     def begin(self, node: AgentNode, identifier: bytes, *sources: AgentNode) -> None:
         """Begin to copy a value, and return once some of it has been written into the room of the agent."""
-        self.relay.fault("*", "*", Fault(rate=24 * MiB), "transfer")
+        self.relay.fault("*", "*", Fault(rate=12 * MiB), "transfer")
         node.pull(identifier, SIZE, *sources)
 
         def has_begun() -> bool:

@@ -294,10 +294,21 @@ def test_early_reads_are_remembered_up_to_a_limit(client: Client, monkeypatch: p
 
 
 INTERRUPTED = """
-def interrupt(frame=None):
-    import os, signal, threading
+def interrupt():
+    "Press Ctrl-C once the program is at these lines."
+    import linecache, signal, threading, traceback
     main = threading.main_thread().ident
-    threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+    def lines():
+        stack = traceback.extract_stack(sys._current_frames()[main])
+        return [frame.line for frame in stack if frame.filename == __file__]
+
+    def press():
+        while lines() != LINES:
+            time.sleep(0.01)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=press).start()
 
 @zf.remote
 def slow():
@@ -322,7 +333,7 @@ interrupt()
 )
 def test_ctrl_c_shows_the_lines_of_the_program_and_nothing_else(wait: str, shown: list[str], tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.replace("zf.init(", "cluster = zf.init(") + INTERRUPTED + wait)
+    program.write_text(PROGRAM.replace("zf.init(", "cluster = zf.init(") + INTERRUPTED.replace("LINES", repr(shown)) + wait)
     ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=PATIENCE)
     assert (ended.returncode, ended.stdout) == (-signal.SIGINT, "")
     lines = [line for line in ended.stderr.splitlines() if set(line) - set(" ^~")]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import PATIENCE, descendants, eventually, failure, kill_daemon, name_of, on_node, query
+from faults import LEASE, PATIENCE, descendants, eventually, failure, kill_daemon, name_of, on_node, query
 
 import zfabric as zf
 from zfabric.api.futures import call_later
@@ -378,7 +378,7 @@ def test_nothing_is_called_after_shutdown(cluster: Callable[..., Any], calls: Ca
 
 @pytest.fixture(scope="class")
 def nodes() -> Iterator[LocalCluster]:
-    config = {"node_lease": 2.0, "preload": ("pytest", "numpy")}
+    config = {"node_lease": LEASE, "preload": ("pytest", "numpy")}
     with (
         LocalCluster(nodes=4, cpus_per_node=1, object_store_memory=64 * 2**20, config=config) as found,
         zf.init(found.address),

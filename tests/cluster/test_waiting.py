@@ -225,7 +225,7 @@ def test_failures_of_others_do_not_end_a_wait() -> None:
     assert [str(error.args[0]) for error in zf.get(others, return_exceptions=True)] == ["of nobody's concern"] * 20
 
 
-def test_all_outcomes_at_once_values_and_exceptions() -> None:
+def test_all_outcomes_at_once_values_and_exceptions(tmp_path: Path) -> None:
     refs = [late.remote(1, seconds=0.1), fails.remote("two"), [large.remote(3), fails.remote("four")]]
     first, second, (third, fourth) = zf.get(refs, return_exceptions=True)
     assert (first, third[0]) == (1, 3)
@@ -234,7 +234,8 @@ def test_all_outcomes_at_once_values_and_exceptions() -> None:
     single = zf.get(fails.remote("alone"), return_exceptions=True)
     assert single.args == ("alone",)
     with pytest.raises(zf.GetTimeoutError):
-        zf.get([late.remote(0, seconds=0.2), fails.remote("in time")], timeout=0, return_exceptions=True)
+        zf.get([late.remote(0, str(tmp_path / "opened")), fails.remote("in time")], timeout=0, return_exceptions=True)
+    (tmp_path / "opened").touch()
     with pytest.raises(TypeError, match="return_exceptions is True or False"):
         zf.get(refs[:2], return_exceptions="yes")
 
