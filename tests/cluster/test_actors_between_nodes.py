@@ -13,15 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import descendants, eventually, gone, name_of, on_node
+from faults import LEASE, descendants, eventually, gone, name_of, on_node
 
 import zfabric as zf
 from zfabric.runtime import interface
 from zfabric.util.scheduling_strategies import In, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy
 from zfabric.util.state import list_actors, list_jobs
 
-LEASE = 2.0
-"""Where a node dies. Others have the usual one: a busy machine may stop a daemon for so long."""
 WITHIN = 60
 
 

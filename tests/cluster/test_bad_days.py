@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from bad_days import CANNOT, FAULTS, IN_GOOD_HEALTH, cluster_for, run_case
-from faults import eventually
+from faults import LEASE, eventually
 from programs_of_nodes import PROGRAMS
 from relay import Fault, Relay, RelayedCluster, free_port
 
@@ -103,7 +103,7 @@ def relay() -> Iterator[Relay]:
 
 
 def test_nodes_reach_each_other_at_their_advertised_addresses_alone(relay: Relay) -> None:
-    options = {"object_store_memory": 32 * 2**20, "config": {"node_lease": 2.0}}
+    options = {"object_store_memory": 32 * 2**20, "config": {"node_lease": LEASE}}
     with RelayedCluster(relay, nodes=2, cpus_per_node=1, **options) as cluster, zf.init(cluster.address):
         assert zf.get(zf.remote(lambda: 1).options(scheduling_strategy="SPREAD").remote(), timeout=60) == 1
         passed = relay("passed")

@@ -32,6 +32,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from faults import eventually
 from relay import free_port
 from scheduler_alone import FUNCTION, JOB, OWN, Node, row
 
@@ -307,8 +308,7 @@ def test_a_revoked_key_admits_nobody_and_nodes_go_on(tmp_path: Path) -> None:
             assert "the running head takes it" in revoked.output, revoked
             after = read_keys(path)
             assert (after.server, after.node == before.node) == (before.server, False)
-            while not _joins_no_more(address, old):
-                time.sleep(0.5)  # The head looks at the file every few seconds.
+            eventually(lambda: _joins_no_more(address, old), "the head has looked at the file")
             assert joined.alive()
             again = launch(kind=STARTED, resources={"CPU": 1.0}, arena_size=0, cluster=settings(address, path))
             try:
@@ -325,23 +325,22 @@ def test_a_revoked_key_admits_nobody_and_nodes_go_on(tmp_path: Path) -> None:
 
 def _address_of(session: Session) -> str:
     """The address of a node, once it has joined."""
-    while (membership := session.membership()) is None:
+
+    def membership() -> Any:
         assert session.alive(), session.failure()
-        time.sleep(0.01)  # Another process writes the file that it is in.
-    return membership.address
+        return session.membership()
+
+    return str(eventually(membership, "it has joined").address)
 
 
 def _joins_no_more(address: str, path: str) -> bool:
     """Whether a node with this key file does not join any more; it is ended at once if it does."""
     launched = launch(kind=STARTED, resources={"CPU": 1.0}, arena_size=0, cluster=settings(address, path))
     try:
-        while launched.alive():
-            if launched.session.membership() is not None:
-                return False
-            time.sleep(0.01)  # As above.
+        eventually(lambda: not launched.alive() or launched.session.membership(), "it has joined, or ended")
+        return launched.session.membership() is None
     finally:
         launched.close()
-    return True
 
 
 # --- versions -----------------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from files import wait_for_file, wait_for_file_in_loop
 import zfabric as zf
 from zfabric.cli.main import program
 from zfabric.exceptions import FabricError
+from zfabric.machines.local_scheduler.nodes.queries import ANSWER_SECONDS
 from zfabric.runtime.connect import drain_node
 from zfabric.util import placement_group
 from zfabric.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -160,7 +161,8 @@ def test_the_command_line_says_what_cannot_be_drained_and_ends_what_takes_too_lo
 
 
 def test_a_node_that_dies_before_it_has_the_request_was_not_drained() -> None:
-    with zf.LocalCluster(nodes=2, cpus_per_node=1, config={"node_lease": 1.0}) as own:
+    # It is to be found dead while the request is under way, for which it has ``ANSWER_SECONDS``.
+    with zf.LocalCluster(nodes=2, cpus_per_node=1, config={"node_lease": ANSWER_SECONDS / 2}) as own:
         own.nodes[1].pause()
         code, output = drain("node2", "--timeout", "0", "--address", own.address)
         assert code == 1, output

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import on_node
+from faults import LEASE, on_node
 
 import zfabric as zf
 from tests.sim.kinds import Kind
@@ -295,7 +295,7 @@ def parent(directory: str, length: int) -> list[zf.ObjectRef]:
 
 def test_the_values_of_a_chain_on_a_killed_node_are_made_again(tmp_path: Path) -> None:
     with (
-        zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": 2.0}) as cluster,
+        zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": LEASE}) as cluster,
         zf.init(cluster.address),
     ):
         victim = cluster.nodes[1]

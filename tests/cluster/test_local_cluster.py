@@ -22,7 +22,7 @@ import numpy
 import pytest
 from click.testing import CliRunner
 from command_line import ZFABRIC, Place, a_place
-from faults import PATIENCE, descendants, eventually, gone, name_of, on_node, query
+from faults import LEASE, PATIENCE, descendants, eventually, gone, name_of, on_node, query
 from relay import free_port
 
 import zfabric as zf
@@ -33,8 +33,6 @@ from zfabric.runtime.keys import read_keys, read_server_pair
 from zfabric.runtime.session import Session, find_sessions
 from zfabric.util import placement_group, remove_placement_group, state
 from zfabric.util.scheduling_strategies import In, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy
-
-LEASE = 2.0
 
 
 def listening() -> dict[str, int]:
@@ -188,7 +186,7 @@ def test_a_program_that_one_node_can_run_sends_nothing_to_others() -> None:
 
     config = {"spill_after": 600.0}  # No start of a worker is long enough that others would be asked for help.
     with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config=config) as cluster, zf.init(cluster.address):
-        assert have_registered(cluster)
+        eventually(lambda: have_registered(cluster), "all have registered")
         before = sent()
         assert before["to_nodes_RegisterNode"] == 1, "messages are counted once"
         counter = zf.remote(Counting).remote()
@@ -343,7 +341,7 @@ def test_nodes_leave_in_order_and_the_end_of_the_head_is_that_of_the_others() ->
     with zf.LocalCluster(nodes=2, cpus_per_node=1, object_store_memory=64 * 2**20, config={"node_lease": 600.0}) as cluster:
         with zf.init(cluster.address):
             added = cluster.add_node()
-            assert have_registered(cluster)
+            eventually(lambda: have_registered(cluster), "all have registered")
             cluster.remove_node(added)
             with pytest.raises(zf.FabricError, match="is no node of this LocalCluster"):
                 cluster.remove_node(added)
@@ -446,7 +444,7 @@ def test_a_head_that_was_killed_starts_again_on_its_store_and_its_jobs_have_ende
     with a_place() as place:
         os.makedirs(f"{place.directory}/config")
         more = {"XDG_CONFIG_HOME": f"{place.directory}/config"}
-        common = ("--num-cpus", 1, "--object-store-memory", "64MiB", "--config", "node_lease=2")
+        common = ("--num-cpus", 1, "--object-store-memory", "64MiB", "--config", f"node_lease={LEASE}")
         head = ("start", "--head", "--port", free_port(), "--store", "kept", "--json", *common)
 
         def jobs() -> dict[str, str]:

@@ -7,11 +7,10 @@ import signal
 from typing import Any
 
 import numpy as np
-from faults import descendants, name_of, on_node
+from faults import LEASE, descendants, name_of, on_node
 
 import zfabric as zf
 
-LEASE = 3.0
 SIZE = 20_000
 """Numbers in an array that is too large to be sent with an outcome."""
 WITHIN = 60

@@ -411,6 +411,8 @@ def test_with_checkpoints_far_fewer_methods_are_run_again(tmp_path: Path, every:
     log = tmp_path / "log"
     counted = Counted.remote(str(log))
     assert zf.get([counted.add.remote(1) for _ in range(45)])[-1] == 45
+    if every:
+        eventually(lambda: "last checkpoint after call 40" in str(zf.explain(counted)), "the last checkpoint is committed")
     before = zf.get(counted.pid.remote())
     os.kill(before, signal.SIGKILL)
     assert zf.get(counted.pid.remote(), timeout=60) != before

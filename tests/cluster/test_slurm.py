@@ -78,18 +78,24 @@ def nothing_left(home: Path) -> bool:
 def test_a_job_of_three_machines_is_one_cluster_and_ends_as_its_program(slurm: Slurm, home: Path) -> None:
     """Another run of the same user, on the same machines at the same time, has a cluster of its own."""
     source = """
-import collections, sys, time
+import collections, os, sys, tempfile, time
 import zfabric as zf
 zf.init(log_to_driver=False)
-here = zf.remote(lambda: time.sleep(0.2) or zf.get_runtime_context().get_node_id())
-print(*sorted(collections.Counter(zf.get([here.remote() for _ in range(24)])).values()))
+@zf.remote
+def here(directory):  # All CPUs of the cluster have one of them before any ends.
+    open(f"{directory}/{os.urandom(8).hex()}", "w").close()
+    while len(os.listdir(directory)) < 6:
+        time.sleep(0.01)
+    return zf.get_runtime_context().get_node_id()
+with tempfile.TemporaryDirectory() as directory:
+    print(*sorted(collections.Counter(zf.get([here.remote(directory) for _ in range(6)])).values()))
 print(*sorted({(node["Resources"]["CPU"], node["Resources"]["memory"] < 500 * 2**20) for node in zf.nodes()}))
 sys.exit(7)
 """
     job = Step(slurm, source)
     other = Step(slurm, "import zfabric as zf; zf.init(); print(len(zf.nodes())); import os; os.kill(os.getpid(), 9)")
     code, output, errors = job.end()
-    assert (code, output) == (7, "8 8 8\n(2.0, True)\n"), errors
+    assert (code, output) == (7, "2 2 2\n(2.0, True)\n"), errors
     print(errors)  # With the time in which all have joined.
     code, output, errors = other.end()
     assert (code, output) == (128 + signal.SIGKILL, "3\n"), errors

@@ -212,8 +212,8 @@ def test_a_drain_ends_after_the_grace_period_or_at_a_second_interrupt(cluster: z
 
 
 def test_an_idle_node_drains_itself(cluster: zf.LocalCluster, place: Place) -> None:
-    task = zf.remote(max_retries=0, resources={"special": 1})(time.sleep).remote(1.5)  # It waits for the node: else that may leave first.
-    with foreground(place, *joining(cluster), "--resources", '{"special": 1}', "--idle-timeout", "1") as node:
+    task = zf.remote(max_retries=0, resources={"special": 1})(time.sleep).remote(2.5)  # It waits for the node: else that may leave first.
+    with foreground(place, *joining(cluster), "--resources", '{"special": 1}', "--idle-timeout", "2") as node:
         facts = node.await_start()
         assert zf.get(task, timeout=PATIENCE) is None
         assert node.end() == (0, "the node has ended: it was drained\n")
