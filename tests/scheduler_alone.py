@@ -164,7 +164,7 @@ class Restarted(Node):
         for message in held:
             self.send(CLIENT + DRIVER, message)
         self.send(CLIENT + DRIVER, m.Ready())
-        assert not self.scheduler.tables.recovering
+        assert not self.scheduler.is_recovering
 
 
 def died(node: Node, worker: bytes, executing: int | None, signal: int = 9) -> None:

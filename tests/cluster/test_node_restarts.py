@@ -626,7 +626,7 @@ class Anew(Restarted):
         for role, message in reports:
             self.send(role + OLD, message)
         self.send(CLIENT + OLD, m.Ready())
-        assert not self.scheduler.tables.recovering
+        assert not self.scheduler.is_recovering
 
     arena: tuple[Any, ...] = ()
 

@@ -59,7 +59,7 @@ def test_nothing_is_due_again_and_again_while_a_worker_neither_registers_nor_die
         node.scheduler.tick(node.now)
         node.turn()
         assert (node.scheduler.next_deadline() or 0.0) > node.now
-    assert node.scheduler.tables.recovering
+    assert node.scheduler.is_recovering
     assert node.now > 10.0 + node.config.worker_start_seconds
 
 

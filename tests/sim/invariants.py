@@ -254,7 +254,7 @@ class Invariants:
         """Check the daemon's machines."""
         for machine in daemon.core.machines.values():
             machine.check_invariants()
-        if not daemon.scheduler.tables.recovering:
+        if not daemon.scheduler.is_recovering:
             self._in_flight(daemon)
         if len(self.world.nodes) > 1:
             self.of_nodes.after_turn(daemon, self._members)

@@ -469,7 +469,7 @@ class SimDaemon:
         """Whether it has nothing to do, and all that it sent is acknowledged."""
         dead = {node.identifier for node in self.world.nodes if node.dead and node.identifier not in self.scheduler.tables.nodes}
         settled = self.transport.settled and self.node_transport.unsettled <= dead
-        return self.alive and self.idle and not self.scheduler.tables.recovering and settled
+        return self.alive and self.idle and not self.scheduler.is_recovering and settled
 
     # -- one turn --
 

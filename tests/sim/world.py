@@ -529,7 +529,7 @@ class World(Agenda):
     def lose(self, share: float) -> None:
         """Delete a share of the files that actors' logs can rebuild."""
         daemon = self.daemon
-        if not daemon.alive or daemon.scheduler.tables.recovering:
+        if not daemon.alive or daemon.scheduler.is_recovering:
             return
         made = [number for number, each in daemon.node.arena.disk.items() if daemon.scheduler.tables.maker_of(each.object_id) is not None]
         read = {entry.file for entry in daemon.store._tables.pinned.values()}
@@ -676,8 +676,8 @@ class World(Agenda):
         parts: list[str] = []
         if not daemon.alive:
             return ["there is no daemon"]
-        if daemon.scheduler.tables.recovering:
-            parts.append(f"the daemon recovers and waits for {[self.who(each) for each in daemon.scheduler.rejoining._expected]}")
+        if daemon.scheduler.is_recovering:
+            parts.append(f"the daemon recovers and waits for {[self.who(each) for each in daemon.scheduler.tables.barrier.awaited]}")
         for task in list(daemon.scheduler.tables.tasks.values())[:6]:
             explanation = daemon.scheduler.explain(task.id)
             if explanation is not None and explanation.state != "finished":

@@ -452,7 +452,7 @@ class Daemon:
             for incarnation in dead:
                 self.transport.forget(incarnation)
                 self.session.remove_sockets(incarnation)
-            if dead and not self.scheduler.tables.recovering:
+            if dead and not self.scheduler.is_recovering:
                 self._slots.release_all_but(self.scheduler.logs.logs)
 
     def _died(self, died: m.ProcessDied, now: float) -> m.ProcessDied:
@@ -501,7 +501,7 @@ class Daemon:
             self._memory_at = now + max(self.config.memory_check_every, MEMORY_SECONDS * len(self.scheduler.tables.workers))
             self._check_memory(now)
         if self.cluster is not None:
-            if self._agent_wanted and not self.scheduler.tables.recovering:  # Its start would delay processes that register again.
+            if self._agent_wanted and not self.scheduler.is_recovering:  # Its start would delay processes that register again.
                 self._start_agent()
             if now >= self._pairs_at:
                 self._pairs_at = now + PAIRS_EVERY

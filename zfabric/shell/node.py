@@ -219,7 +219,7 @@ class NodeMachines:
         """Whether a process may send this to that role. The arena is for registered processes, whose death is noticed."""
         if type(message) not in FROM_PROCESSES.get(to, ()):
             return False
-        return to != OBJECT_STORE or sender in self.scheduler.tables.processes or self.scheduler.tables.recovering
+        return to != OBJECT_STORE or sender in self.scheduler.tables.processes or self.scheduler.is_recovering
 
     def step(self, now: float, role: bytes, message: m.Message) -> None:
         """Pass the shell's message to a machine."""
@@ -384,7 +384,7 @@ class NodeMachines:
 
     def admits(self, incarnation: bytes) -> bool:
         """Whether a process is registered or may register. All may while the scheduler recovers."""
-        return self.scheduler.tables.recovering or incarnation in self.registered()
+        return self.scheduler.is_recovering or incarnation in self.registered()
 
     def incarnations_of(self, pid: int) -> tuple[bytes, ...]:
         """A pid's incarnations, with its control thread's."""
@@ -402,7 +402,7 @@ class NodeMachines:
         So a last message (a driver's farewell) has the time between sweeps to arrive.
         """
         before = self._strangers
-        self._strangers = set() if self.scheduler.tables.recovering else set(peers) - self.registered()
+        self._strangers = set() if self.scheduler.is_recovering else set(peers) - self.registered()
         return before & self._strangers
 
 

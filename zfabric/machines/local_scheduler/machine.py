@@ -20,6 +20,7 @@ from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.actors.names import ActorNames
 from zfabric.machines.local_scheduler.actors.remakes import Remakes
+from zfabric.machines.local_scheduler.barrier import HOMES, NODES, PROCESSES
 from zfabric.machines.local_scheduler.due import Timed
 from zfabric.machines.local_scheduler.groups.bundles import Bundles
 from zfabric.machines.local_scheduler.groups.directory import Groups
@@ -345,7 +346,6 @@ class LocalScheduler:
             self.jobs,
             self.borrowing,
             self.recovery,
-            self.rejoining,
             self.streams,
             self.step,
         )
@@ -515,7 +515,7 @@ class LocalScheduler:
         self.tables.latencies.now = now
         if type(message) not in PASSED_ON:
             self.tables.end_due = True
-        if not self.rejoining.holds_back(source, message):
+        if not (self.tables.barrier.awaits(HOMES) and self.rejoining.holds_back(source, message)):
             self.handlers[type(message)](now, source, message)
             if self.tables.transitions:
                 self.deliver()
@@ -556,7 +556,7 @@ class LocalScheduler:
             self.stopping.end_of_turn(now)
         if tables.transitions:
             self.deliver()
-        if not tables.recovering:
+        if not tables.barrier.awaits(PROCESSES):
             self._dispatch(now)
         if tables.transitions:
             self.deliver()
@@ -679,7 +679,7 @@ class LocalScheduler:
             self.receipts.end_of_turn(now)
         if tables.transfers:
             self.fetching.end_of_turn()
-        if tables.draining and not tables.recovering:
+        if tables.draining and not tables.barrier.awaits(PROCESSES):
             self.draining.end_of_turn(now)
         if self.draining.wanted:
             self.draining.answer()
@@ -825,6 +825,11 @@ class LocalScheduler:
     # -- the state as a whole --
 
     @property
+    def is_recovering(self) -> bool:
+        """Whether an earlier daemon's processes have yet to register again."""
+        return self.tables.barrier.awaits(PROCESSES)
+
+    @property
     def busy(self) -> bool:
         """Whether workers have tasks, or host actors, whose calls the scheduler does not see."""
         return any(worker.state in (LEASED, HOSTING) for worker in self.tables.workers.values())
@@ -870,7 +875,7 @@ class LocalScheduler:
             "durable values to read": self.rebuilding.durable_wanted,
             "durable rows to delete": self.references.unneeded_durable,
         }
-        if tables.cluster.rows and not tables.recovering and tables.unsettled is None:
+        if tables.cluster.rows and not tables.barrier.awaits(NODES):
             left["entries to send"] = [*tables.ledger.added, *tables.ledger.ended]
             left["copies to stop"] = tables.transfers.unwanted
             left["values to send"] = tables.transfers.for_nodes
@@ -937,11 +942,11 @@ class LocalScheduler:
             m.TakenBack: self.dispatcher.on_taken_back,
             m.Cancel: self.stopping.on_cancel,
             m.FindActors: self.remote_actors.on_find_actors,
-            m.Call: self.peer_recovery.of_callers(self.remote_actors.on_call),
-            m.OutcomesReceived: self.peer_recovery.of_callers(self.remote_actors.on_outcomes_received),
+            m.Call: self.remote_actors.on_call,
+            m.OutcomesReceived: self.remote_actors.on_outcomes_received,
             m.StopRelayed: self.remote_actors.on_stop_relayed,
-            m.CallsRepeated: self.peer_recovery.of_callers(self.remote_actors.on_calls_repeated),
-            m.Receipt: self.peer_recovery.of_callers(self.receipts.on_receipt),
+            m.CallsRepeated: self.remote_actors.on_calls_repeated,
+            m.Receipt: self.receipts.on_receipt,
             m.ExpectResults: self.call_results.on_expect_results,
             m.CallOutcomes: self.call_results.on_call_outcomes,
             m.KillActor: self.remote_actors.on_kill_actor,

@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
+from zfabric.machines.local_scheduler.barrier import HOMES
 from zfabric.machines.local_scheduler.channel import TurnOutbox
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
 from zfabric.machines.local_scheduler.records import DONE, DURABLE, NO_HOME, AnyObject, HoldAtHome, ReferenceWatch, StreamRecord, TaskRecord
@@ -50,20 +51,13 @@ class References:
         self._inputs: OrderedDict[bytes, tuple[AnyObject, int]] = OrderedDict()
         """Values retained without a ref since no task may make them again, with sizes, oldest first."""
         self.evicted = 0
-        self.paused = False
-        """Whether nothing is freed: nodes with holds may not have registered."""
         self._may_drop: Callable[[TaskRecord], bool] = is_plain
         self._absorbing: Iterator[AnyObject] | None = None
         self._absorb_above = 0
 
-    def pause(self, paused: bool) -> None:
-        """Pause or resume."""
-        self.paused = paused
-        self.choose()
-
     def choose(self) -> None:
         """Choose which tasks take the short way in ``release``."""
-        self._may_drop = _never if self.paused else self._is_unwatched if self.watches else is_plain
+        self._may_drop = _never if self.tables.barrier.awaits(HOMES) else self._is_unwatched if self.watches else is_plain
 
     def _is_unwatched(self, task: TaskRecord) -> bool:
         return task.object_id not in self.watches and is_plain(task)
@@ -207,7 +201,7 @@ class References:
 
     def collect(self) -> bool:
         """Free what nobody needs. Return whether some is left for the next turn."""
-        if self.paused:
+        if self.tables.barrier.awaits(HOMES):
             return False
         spare = self.to_collect
         budget = COLLECT_PER_TURN

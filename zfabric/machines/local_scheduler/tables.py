@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from zfabric.config import Config
 from zfabric.machines.common.resources import ResourcePool, count_fitting, covers
 from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord, GuestRecord, RemoteActorRecord
+from zfabric.machines.local_scheduler.barrier import HOMES, Barrier
 from zfabric.machines.local_scheduler.cluster import ClusterView
 from zfabric.machines.local_scheduler.due import PartDeadlines
 from zfabric.machines.local_scheduler.group_records import Bundle, KnownGroup
@@ -112,10 +113,10 @@ class Tables:
         """Values that replays are to make again, by task id of the replay."""
         self.transitions: deque[Transition] = deque()
         self.queues = TaskQueues(pool, self.cluster, self.nodes, self.known_groups, self.bundles)
-        self.recovering = recovering
-        """Whether processes have yet to register; nothing is dispatched or freed."""
-        self.unsettled: dict[TaskRecord, None] | None = None
-        """Tasks that other nodes may run; None once all nodes have registered."""
+        self.barrier = Barrier(HOMES, has_closed=not recovering)
+        """Nothing is dispatched until ``PROCESSES`` closes, and nothing freed until ``HOMES`` does."""
+        self.unsettled: dict[TaskRecord, None] = {}
+        """Tasks that other nodes may run: they wait for ``NODES``."""
         self.orphans = RowlessValues()
         self.promises = Promises()
         self.counts: Counter[str] = Counter()

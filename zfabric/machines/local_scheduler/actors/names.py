@@ -12,6 +12,7 @@ from collections.abc import Callable, Container
 from typing import Any
 
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.barrier import NODES
 from zfabric.machines.local_scheduler.records import WAITING, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -89,7 +90,7 @@ class ActorNames:
 
     def holds_back(self, source: Address, message: m.Query) -> bool:
         """Retain a query for a name that an actor waits for. Return whether it is retained."""
-        if message.what == "actor" and self.tables.unsettled is not None:  # An actor of this home may live on another node.
+        if message.what == "actor" and self.tables.barrier.awaits(NODES):  # An actor of this home may live on another node.
             self.held.append((source, message))
             return True
         if message.what != "actor" or not self._waiting:
@@ -113,14 +114,14 @@ class ActorNames:
         node = self.tables.nodes[home]
         if self.node != self.tables.cluster.head:
             self.tables.count("refused")
-        elif node.is_ready and self.tables.unsettled is not None:
+        elif node.is_ready and self.tables.barrier.awaits(NODES):
             self.early += [(home, each) for each in claims]
         else:
             self._decide(home, claims)
 
     def answer_early(self) -> None:
         """Decide on claims that have waited, once all nodes have registered."""
-        if self.tables.unsettled is not None:
+        if self.tables.barrier.awaits(NODES):
             return
         early, self.early = self.early, []
         for home, claim in early:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 from zfabric.machines.local_scheduler.actors.directory import DETACHED, ActorDirectory
+from zfabric.machines.local_scheduler.barrier import NODES
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.records import DONE, JobRecord, ProcessRecord
 from zfabric.machines.local_scheduler.tables import Tables
@@ -43,7 +44,7 @@ class DetachedActors:
     def is_unknown(self) -> bool:
         """Whether a node has yet to repeat what lives there."""
         nodes = self.tables.nodes.values()
-        return self.tables.unsettled is not None or any(node.daemon and not node.is_ready for node in nodes)
+        return self.tables.barrier.awaits(NODES) or any(node.daemon and not node.is_ready for node in nodes)
 
     def driver_gone(self, job: JobRecord, driver: ProcessRecord | None, now: float) -> bool:
         """Release all of a job but detached actors. Return False without any."""
@@ -89,7 +90,7 @@ class DetachedActors:
         records = self.tables.actors
         if any(each.detached and each.state != DEAD and not each.killed and _in(each.id, job) for each in records.values()):
             return True
-        tasks = self.tables.tasks.values() if self.tables.unsettled is not None else ()
+        tasks = self.tables.tasks.values() if self.tables.barrier.awaits(NODES) else ()
         return any(DETACHED in task.all_holders and task.id not in records and _in(task.id, job) for task in tasks)
 
     # -- other nodes --

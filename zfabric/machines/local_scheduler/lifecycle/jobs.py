@@ -17,6 +17,7 @@ from zfabric.machines.local_scheduler.actor_records import ActorRecord
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.actors.remakes import Remakes
+from zfabric.machines.local_scheduler.barrier import PROCESSES
 from zfabric.machines.local_scheduler.due import SHUTDOWN, TOMBSTONES
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.detached import DetachedActors
@@ -390,7 +391,7 @@ class Jobs:
     def end_all(self, now: float, reason: str = "") -> None:
         """End every job; drivers receive ``reason``. During recovery jobs are unknown, and left to the next node."""
         self.all_ended = self.tables.end_due = True
-        for job in list(self.tables.jobs.values()) if not self.tables.recovering else ():
+        for job in list(self.tables.jobs.values()) if not self.tables.barrier.awaits(PROCESSES) else ():
             job.reason = reason
             self.end_job(job, now, leaving=True)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.barrier import PROCESSES
 from zfabric.machines.local_scheduler.due import STARTING_WORKERS
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
@@ -215,7 +216,7 @@ class Membership:
 
     def on_process_died(self, now: float, source: Address, message: m.ProcessDied) -> None:
         """Handle a proved death."""
-        self.logs.record_ended(message.ended, self.tables.recovering)
+        self.logs.record_ended(message.ended, self.tables.barrier.awaits(PROCESSES))
         known = self.tables.drop_pid(message.pid)
         if isinstance(known, WorkerRecord):
             starting = known.state == STARTING
@@ -237,7 +238,7 @@ class Membership:
         elif isinstance(known, ProcessRecord):
             self.departures.release(known)
             if known.job is not None and known.job.driver is known:
-                if self.tables.recovering:
+                if self.tables.barrier.awaits(PROCESSES):
                     self.rejoining.abandon(known.job)
                 else:
                     self.jobs.driver_gone(known.job, now)
@@ -254,7 +255,7 @@ class Membership:
             self.departures.release(worker.process)
             if job is not None and job.driver is not None and not job.ended:
                 self.departures.pass_on(worker.process.incarnation, job.driver)
-        if not self.tables.recovering and (job is None or not job.ended) and worker.environment == NO_ENVIRONMENT:
+        if not self.tables.barrier.awaits(PROCESSES) and (job is None or not job.ended) and worker.environment == NO_ENVIRONMENT:
             live = [job for job in self.tables.jobs.values() if not job.ended]
             if live and self._failed_starts < START_ATTEMPTS_MAX:
                 self.workers.prestart(now)
@@ -265,13 +266,13 @@ class Membership:
         """Kill workers that never registered."""
         for worker in list(self.tables.workers.values()):
             late = now >= worker.started_at + self.tables.config.worker_start_seconds
-            if late and worker.state == STARTING and worker.pid and not self.tables.recovering:
+            if late and worker.state == STARTING and worker.pid and not self.tables.barrier.awaits(PROCESSES):
                 self.tables.emit(KillProcess(worker.pid, "it did not register in time"))
                 worker.started_at = now
 
     def next_deadline(self) -> float | None:
         """When the next starting worker is late; None during recovery (``Rejoining.tick``)."""
-        if self.tables.recovering:
+        if self.tables.barrier.awaits(PROCESSES):
             return None
         first = None
         for worker in self.tables.workers.values():

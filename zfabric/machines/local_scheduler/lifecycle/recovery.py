@@ -27,6 +27,7 @@ from zfabric.machines.common.tables import is_remake
 from zfabric.machines.local_scheduler.actor_records import GuestRecord
 from zfabric.machines.local_scheduler.actors.directory import DETACHED, ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.barrier import NODES
 from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.lifecycle.retained_rows import RetainedRows
 from zfabric.machines.local_scheduler.object_places import PENDING, Stored
@@ -192,9 +193,7 @@ class Recovery:
     def rebuild(self, retained: RetainedRows, now: float) -> None:
         """Rebuild all tables, in the order of the module's text."""
         step = self.step
-        if self.tables.nodes:
-            self.tables.unsettled = {}
-            self.references.pause(True)
+        self.references.choose()
         self.groups.restore(tuple(retained.groups))
         retained.adopt_functions()
         self._rows = retained.adopt_rows()
@@ -238,13 +237,13 @@ class Recovery:
         self._each(m.Yielded, lambda source, message: self._take_yielded(now, source, message))
         self._each(m.Completed, lambda source, message: self._take_completed(now, source, message))
         self._restore_detached()
-        if self.tables.unsettled is None:
+        if not self.tables.barrier.awaits(NODES):
             self.actors.find_lost()
         for source, message in self._reports:
             if type(message) in _AFTERWARDS and source[1:] in self.tables.processes:
                 step(now, source, message)
         self._deliver()
-        if self.tables.unsettled is None:
+        if not self.tables.barrier.awaits(NODES):
             self.logs.drop_lost()
         self.streams.recovered()
         if not self.tables.nodes:
@@ -615,8 +614,9 @@ class Recovery:
         else:
             self.admission.set_terms(task, now)
             if task.function.actor is None or self.actors.submitted(task, task.function.queue.job):
-                (self.admission.resolve if self.tables.unsettled is None else self.admission.resolve_later)(task)
-                if task.function.actor is not None and self.tables.unsettled is not None:
+                others_may_run_it = self.tables.barrier.awaits(NODES)
+                (self.admission.resolve_later if others_may_run_it else self.admission.resolve)(task)
+                if task.function.actor is not None and others_may_run_it:
                     self.actors.may_return(task)
 
     def _go_on_for_others(self, actors: bool, now: float) -> None:
@@ -684,7 +684,7 @@ class Recovery:
         if self.tables.find(object_id) is not None:
             return
         of_stream = object_id[:TASK_BYTES] in self.tables.streams  # A value of a stream may have been requested before it exists.
-        if self.tables.unsettled is not None and self.tables.maker_of(object_id) is None and not of_stream:
+        if self.tables.barrier.awaits(NODES) and self.tables.maker_of(object_id) is None and not of_stream:
             self.homeless.append(object_id)
             self.tables.refer(object_id, NO_HOME)
             self._note_orphan(object_id)

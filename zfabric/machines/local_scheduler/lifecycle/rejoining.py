@@ -1,9 +1,8 @@
-"""The barrier of a restarted scheduler: every living process registers again (decision 0005).
+"""The first stages of a restarted scheduler's barrier: every living process registers again (decision 0005).
 
 The supervisor's table names the workers (``ProcessTable``), the job rows of the control store name the drivers. Each is sent
 ``RegisterAgain`` and awaited until its ``Ready``, or until it is proved dead. A worker that has not registered after ``recovery_seconds``
-is killed; a driver is no longer awaited, and its death is noticed by its watch. The barrier closes when the table, the jobs and the
-retained rows are read and nobody is awaited.
+is killed; a driver is no longer awaited, and its death is noticed by its watch.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.tables import unpack_row
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.barrier import HOMES, JOBS, PROCESSES
 from zfabric.machines.local_scheduler.due import REJOINING, STARTING_WORKERS
 from zfabric.machines.local_scheduler.lifecycle.jobs import ELSEWHERE, Jobs
 from zfabric.machines.local_scheduler.lifecycle.recovery import HELD_BACK, QUERIES_HELD_BACK, Recovery
@@ -27,7 +27,7 @@ from zfabric.protocol.ids import CLIENT, CONTROL, LOCAL_SCHEDULER, Address, cont
 
 
 class Rejoining:
-    """Awaits the processes. ``Tables.recovering`` is true until the barrier closes."""
+    """Awaits the processes, then has the tables rebuilt."""
 
     def __init__(
         self,
@@ -40,38 +40,33 @@ class Rejoining:
         recovery: Recovery,
     ) -> None:
         self.tables = tables
+        self.barrier = tables.barrier
         self.requests = requests
         self.workers = workers
         self.logs = logs
         self.jobs = jobs
         self.recovery = recovery
         self.retained_rows = RetainedRows(tables, blocks, requests, logs, self._maybe_recovered)
-        self._table_known = self._jobs_known = not tables.recovering
-        self._expected: dict[bytes, int] = {}
-        """Pids of the awaited, by incarnation."""
+        self._pids: dict[bytes, int] = {}
+        """Pids of the processes asked to register again, by incarnation."""
         self.retained_due = False
-        self.from_nodes: list[tuple[Address, m.Message]] = []
-        """Other nodes' messages, handled after the rebuild."""
         self._claimed: list[m.Row] = []
         """Rows of ``Sealed`` sent on registering."""
         self._driverless: list[JobRecord] = []
         self._abandoned: list[JobRecord] = []
         """Jobs whose drivers died; they end after the rebuild."""
-        self._early: list[tuple[Address, m.Message]] = []
-        """Registrations before the jobs were read."""
         self._deadline: float | None = None
 
     def on_process_table(self, now: float, source: Address, message: m.ProcessTable) -> None:
         """Ask each worker to register again."""
-        if not self.tables.recovering:
+        if not self.barrier.awaits(PROCESSES):
             return
-        self._table_known = True
         self.logs.record_ended(message.ended, True)
         self._deadline = now + self.tables.config.recovery_seconds
         self.tables.deadlines.note(REJOINING, self._deadline)
         for token, pid in message.workers:
             self.workers.adopt(token, pid, now)
-            self._expected[token] = pid
+            self._expect(token, pid)
             self.tables.send(CONTROL + control_of(token), m.RegisterAgain(""))
         self.requests.ask(m.Scan, "job", b"", b"", 10_000, then=self._jobs_found)
 
@@ -94,43 +89,45 @@ class Rejoining:
             self.jobs.enter(job)
             self.tables.enter_process(process)
             self.tables.enter_pid(process.pid, process)
-            self._expected[process.incarnation] = process.pid
+            self._expect(process.incarnation, process.pid)
             self.tables.emit(WatchProcess(process.pid, process.started))
             self.tables.send(CLIENT + process.incarnation, m.RegisterAgain(""))
-        self._jobs_known = True
+        self.barrier.close(JOBS)
         self.retained_rows.ask()
-        early, self._early = self._early, []
-        for source, message in early:
+        for source, message in self.barrier.take_held():
             self.recovery.step(now, source, message)
         self._maybe_recovered(now)
 
+    def _expect(self, incarnation: bytes, pid: int) -> None:
+        self._pids[incarnation] = pid
+        self.barrier.expect(PROCESSES, (incarnation,))
+
     def holds_back(self, source: Address, message: m.Message) -> bool:
         """Retain a message that must wait. Return whether it must."""
-        if not self.tables.recovering:
-            return False
+        kind, is_early = type(message), self.barrier.awaits(PROCESSES)
         if source[:1] == LOCAL_SCHEDULER:
-            self.from_nodes.append((source, message))
-            return True
-        if type(message) is m.Ready:
+            if is_early:  # Later messages of registered nodes wait as ``PeerRecovery`` decides.
+                self.barrier.hold(source, message)
+            return is_early
+        if kind is m.Ready and is_early:
             self.recovery.registered(source[1:])
-        if not self._jobs_known and type(message) in (m.Register, m.Ready):
-            self._early.append((source, message))
+        if self.barrier.holds_back(source, message):
             return True
-        if type(message) in HELD_BACK or (type(message) is m.Query and message.what in QUERIES_HELD_BACK):
+        if is_early and (kind in HELD_BACK or (kind is m.Query and message.what in QUERIES_HELD_BACK)):  # type: ignore[attr-defined]
             self.recovery.hold_back(source, message)
             return True
         return False
 
     def ready(self, incarnation: bytes, now: float) -> None:
         """Record that a process has reported everything."""
-        self._expected.pop(incarnation, None)
+        self.barrier.report(PROCESSES, incarnation)
         self._maybe_recovered(now)
 
     def dead(self, pid: int, now: float) -> None:
         """Record a proved death."""
-        for incarnation, expected in list(self._expected.items()):
-            if expected == pid:
-                del self._expected[incarnation]
+        for incarnation, asked in self._pids.items():
+            if asked == pid:
+                self.barrier.remove(incarnation)
         self._maybe_recovered(now)
 
     def abandon(self, job: JobRecord) -> None:
@@ -138,10 +135,10 @@ class Rejoining:
         self._abandoned.append(job)
 
     def _maybe_recovered(self, now: float) -> None:
-        known = self._table_known and self._jobs_known and self.retained_rows.complete
-        if not self.tables.recovering or self._expected or not known:
+        if not self.barrier.may_close(PROCESSES):
             return
-        self.tables.recovering = False
+        self.barrier.close(PROCESSES if self.tables.nodes else HOMES)
+        self._pids.clear()
         self.tables.deadlines.note(STARTING_WORKERS)
         self.recovery.rebuild(self.retained_rows, now)
         tasks = len(self.tables.tasks)
@@ -176,15 +173,17 @@ class Rejoining:
 
     def tick(self, now: float) -> None:
         """Kill workers that do not register, and no longer wait for drivers: their death is noticed."""
-        if self.tables.recovering and self._deadline is not None and now >= self._deadline:
+        if self.barrier.awaits(PROCESSES) and self._deadline is not None and now >= self._deadline:
             self._deadline = now + self.tables.config.recovery_seconds
-            for incarnation, pid in list(self._expected.items()):
+            for incarnation, pid in self._pids.items():
+                if self.barrier.has_reported(PROCESSES, incarnation):
+                    continue
                 if incarnation in self.tables.workers:
                     self.tables.emit(KillProcess(pid, "it did not register again with its node's new daemon"))
                 else:
-                    del self._expected[incarnation]
+                    self.barrier.report(PROCESSES, incarnation)
             self._maybe_recovered(now)
 
     def next_deadline(self) -> float | None:
         """When the wait for processes ends."""
-        return self._deadline if self.tables.recovering else None
+        return self._deadline if self.barrier.awaits(PROCESSES) else None

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from zfabric.machines.common.lineage_blocks import BlockWriter, LineageBlock, split_row
 from zfabric.machines.common.tables import CHECKPOINT, LOG, unpack_row
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.barrier import PROCESSES
 from zfabric.machines.local_scheduler.records import EntrustedRow, FunctionRecord
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import FUNCTION_BYTES, JOB_BYTES
 
+READ = ("function", "task", "group", LOG, CHECKPOINT)
+"""Tables to read."""
 PAGE = 500
 """Rows per request."""
 
@@ -28,20 +31,14 @@ class RetainedRows:
         self.requests = requests
         self.logs = logs
         self._then = then
-        self._open: set[str] = set()
         self._functions: list[m.Row] = []
         self._rows: list[m.Row] = []
         self.groups: list[m.Row] = []
 
-    @property
-    def complete(self) -> bool:
-        """Whether all scans have ended."""
-        return not self._open
-
     def ask(self) -> None:
         """Scan the tables."""
-        for table in ("function", "task", "group", LOG, CHECKPOINT):
-            self._open.add(table)
+        self.tables.barrier.expect(PROCESSES, map(str.encode, READ))
+        for table in READ:
             self.requests.ask(m.Scan, table, b"", b"", PAGE, then=self._found, about=table)
 
     def _found(self, now: float, table: str, message: m.Found) -> None:
@@ -52,9 +49,8 @@ class RetainedRows:
         if message.more and message.rows:
             self.requests.ask(m.Scan, table, b"", message.rows[-1][0], PAGE, then=self._found, about=table)
         else:
-            self._open.discard(table)
-            if self.complete:
-                self._then(now)
+            self.tables.barrier.report(PROCESSES, table.encode())
+            self._then(now)
 
     def adopt_functions(self) -> None:
         """Restore functions of living jobs, even of exited exporters."""

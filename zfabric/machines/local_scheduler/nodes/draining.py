@@ -15,6 +15,7 @@ from typing import Any
 
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.barrier import PROCESSES
 from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.due import IDLENESS
 from zfabric.machines.local_scheduler.groups.directory import Groups
@@ -120,7 +121,9 @@ class Draining:
     def _is_idle(self) -> bool:
         """Whether this node does nothing for anybody. Values do not count: others copy them."""
         tables = self.tables
-        if tables.recovering or tables.bundles or self._actors() or any(worker.state != IDLE for worker in tables.workers.values()):
+        if tables.barrier.awaits(PROCESSES) or tables.bundles or self._actors():
+            return False
+        if any(worker.state != IDLE for worker in tables.workers.values()):
             return False
         return not self._tasks() and not any(job.driver for job in tables.jobs.values() if not job.home and not job.ended)
 

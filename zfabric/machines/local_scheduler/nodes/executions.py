@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from zfabric.machines.local_scheduler.barrier import HOMES
 from zfabric.machines.local_scheduler.channel import NO_CALLS, CallsByWorker, Retained, Sent
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
@@ -244,7 +245,7 @@ class Executions:
     def end_of_turn(self) -> None:
         """Report the ends of this turn."""
         ended = self.outcomes.delegated_ends.take()
-        if self.references.paused:  # A stream's values are sent before its end, once the homes of their refs are known.
+        if self.tables.barrier.awaits(HOMES):  # A stream's values are sent before its end, once the homes of their refs are known.
             self.outcomes.delegated_ends += [each for each in ended if _is_stream(each[0])]
             ended = [each for each in ended if not _is_stream(each[0])]
         by_home: defaultdict[bytes, _Report] = defaultdict(_Report)

@@ -1,10 +1,10 @@
 """How the home of a job becomes the heir of a dead node (decision 0039).
 
-The last ``Holdings`` of a survivor (``orphans``) is ``complete``; a node that never knew the dead one sends ``TookOver`` instead. The heir
-waits until each survivor has reported or is dead too. Until then its records of the objects are borrowed ones, and ends of attempts are set
-aside, with their refs pinned. ``_take_over`` then rebuilds, in this order: records of needed rows and their inputs, and of objects without
-a row; values; ends of attempts that ran here; attempts elsewhere; lost values that are held, and unfinished tasks without an attempt; the
-ends set aside.
+The last ``Holdings`` of a survivor (``orphans``) is ``complete``; a node that never knew the dead one sends ``TookOver`` instead. Until
+each survivor has reported or is dead too (the stage ``REPORTS``), the heir's records of the objects are borrowed ones, and ends of attempts
+are set aside, with their refs pinned. ``_take_over`` then rebuilds, in this order: records of needed rows and their inputs, and of objects
+without a row; values; ends of attempts that ran here; attempts elsewhere; lost values that are held, and unfinished tasks without an
+attempt; the ends set aside.
 
 ``TookOver`` goes behind the heir's own holds. So the dead node's holds are released, once all heirs have sent it, only after new holders
 are registered.
@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from zfabric.machines.common.lineage_blocks import BlockWriter, LineageBlock, entrusted_row
+from zfabric.machines.local_scheduler.barrier import REPORTS, TAKEOVERS, Barrier
 from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
@@ -62,12 +63,9 @@ class _Copy(NamedTuple):
 
 
 class _Takeover:
-    def __init__(self) -> None:
-        self.survivors: set[bytes] | None = None
-        """Nodes that report; None until the death is known."""
-        self.reported: set[bytes] = set()
-        self.done = False
-        self.taken: set[bytes] = set()
+    def __init__(self, dead: bytes) -> None:
+        self.barrier = Barrier(TAKEOVERS)
+        self.barrier.expect(REPORTS, (dead,))  # Until its death is known here: others may report before.
         self.copies: defaultdict[bytes, list[_Copy]] = defaultdict(list)
         self.own: list[TaskRecord] = []
         """Its attempts that run here."""
@@ -172,8 +170,7 @@ class Failover:
         """Drop the former daemon's reports: the next one reports again, perhaps before it learns of the death."""
         for takeover in self._takeovers.values():
             self._forget_reports(takeover, node)
-            takeover.reported.discard(node)
-            takeover.taken.discard(node)
+            takeover.barrier.begin_anew(node)
 
     def repeat(self, node: bytes) -> None:
         """Repeat reports on dead nodes, and confirm which of the node's rows are here."""
@@ -186,22 +183,24 @@ class Failover:
     def repeat_reports(self, node: bytes) -> None:
         """Repeat which dead nodes are taken over, and that no more reports follow."""
         for dead, takeover in self._takeovers.items():
-            if takeover.survivors is not None and node not in takeover.taken:
+            if dead not in self.tables.nodes and not takeover.barrier.has_reported(TAKEOVERS, node):
                 self.tables.send_to_node(node, m.Holdings(dead, (), (), (), True))
-            if takeover.done:
+            if not takeover.barrier.awaits(REPORTS):
                 self.tables.send_to_node(node, m.TookOver(dead))
 
     def node_died(self, dead: bytes, survivors: Iterable[bytes], ended: list[m.Completed], now: float) -> None:
         """Begin a succession. ``ended`` are the unacknowledged ends (``Executions.home_died``)."""
-        takeover = self._takeovers.setdefault(dead, _Takeover())
+        takeover = self._takeovers.setdefault(dead, _Takeover(dead))
         takeover.own_ends = ended
-        takeover.survivors = set(survivors) - {dead}
+        for stage in (REPORTS, TAKEOVERS):
+            takeover.barrier.expect(stage, survivors)
         for task in self.tables.tasks.values():
             if task.function.delegated and task.submitter == dead and self.tables.job_home(task.id) == b"":
                 task.submitter = self.tables.cluster.node  # The attempt goes on, as one of this node.
                 takeover.own.append(task)
         for other in self._takeovers.values():
             self._forget_reports(other, dead)
+            other.barrier.remove(dead)
         self._advance(now)
 
     def _forget_reports(self, takeover: _Takeover, node: bytes) -> None:
@@ -220,7 +219,7 @@ class Failover:
             self.tables.count("refused")
             return
         over = self.tables.dead.get(message.node, message.node not in self.tables.nodes)
-        takeover = _Takeover() if over else self._takeovers.setdefault(message.node, _Takeover())
+        takeover = _Takeover(message.node) if over else self._takeovers.setdefault(message.node, _Takeover(message.node))
         for identifier, status, value, contained in message.objects:
             self._found(takeover, message.node, identifier, _Copy(node, status, value, contained, message.homes))
             if over:
@@ -233,7 +232,7 @@ class Failover:
         if message.complete and over:  # Its report comes after the succession: this daemon, or that node's, is newer than the death.
             self.tables.ledger.holds.send(node, m.TookOver(message.node))
         elif message.complete:
-            takeover.reported.add(node)
+            takeover.barrier.report(REPORTS, node)
             self._advance(now)
 
     def _fail_orphan(self, identifier: bytes, dead: bytes) -> None:
@@ -298,22 +297,21 @@ class Failover:
     def on_took_over(self, now: float, source: Address, message: m.TookOver) -> None:
         """Note that a node reports nothing more."""
         if message.node in self.tables.nodes or message.node in self._takeovers:
-            takeover = self._takeovers.setdefault(message.node, _Takeover())
-            takeover.reported.add(source[1:])
-            takeover.taken.add(source[1:])
+            takeover = self._takeovers.setdefault(message.node, _Takeover(message.node))
+            for stage in (REPORTS, TAKEOVERS):
+                takeover.barrier.report(stage, source[1:])
             self._advance(now)
 
     def _advance(self, now: float) -> None:
         """Take over where the barrier has closed. Release holds once all survivors have taken over."""
         for dead, takeover in list(self._takeovers.items()):
-            if takeover.survivors is None:
-                continue
-            takeover.survivors &= self.tables.nodes.keys()
-            if not takeover.done and takeover.survivors <= takeover.reported:
-                takeover.done = self.tables.dead[dead] = True
+            barrier = takeover.barrier
+            if barrier.may_close(REPORTS):
+                barrier.close(REPORTS)
+                self.tables.dead[dead] = True
                 self._take_over(dead, takeover, now)
-                self.to_tell.append((dead, takeover.survivors))
-            if takeover.done and takeover.survivors <= takeover.taken:
+                self.to_tell.append((dead, barrier.reporters[TAKEOVERS]))
+            if barrier.may_close(TAKEOVERS):
                 del self._takeovers[dead]
                 self.references.node_gone(dead)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from zfabric.machines.local_scheduler.barrier import NODES
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.nodes.children import Children
 from zfabric.machines.local_scheduler.nodes.failover import Failover
@@ -78,7 +79,7 @@ class LoneTasks:
         """For one submitted task whose node has none of this home's: the message to that node."""
         tables = self.tables
         process = tables.processes.get(source[1:])
-        if process is None or not process.ready or len(message.rows) != 1 or self._is_unsettled() or tables.orphans:
+        if process is None or not process.ready or len(message.rows) != 1 or tables.barrier.awaits(NODES) or tables.orphans:
             return None
         (row,) = message.rows
         job = process.job
@@ -120,7 +121,7 @@ class LoneTasks:
         if function is None or function.actor is not None or function.stream is not None:
             return None
         queue = function.queue
-        if self._is_unsettled() or tables.draining or queue or queue.concurrency or not queue.light or queue.group is not None:
+        if tables.barrier.awaits(NODES) or tables.draining or queue or queue.concurrency or not queue.light or queue.group is not None:
             return None
         worker = self.dispatcher.idle_at_once(queue)
         if worker is None or worker.process is None or worker.direct is not None or function.id not in worker.functions:
@@ -146,7 +147,7 @@ class LoneTasks:
         if not function.delegated or task.rare is not None or function.actor is not None or function.stream is not None:
             return None
         home = tables.nodes.get(task.submitter)
-        if home is None or function.queue or self._is_unsettled() or home.progress == PROBE or self.outcomes.delegated_ends:
+        if home is None or function.queue or tables.barrier.awaits(NODES) or home.progress == PROBE or self.outcomes.delegated_ends:
             return None
         if self.children or not tables.ledger.is_clear or self.streams.relayed:
             return None
@@ -180,7 +181,7 @@ class LoneTasks:
             or not process.ready
             or process.results
             or task.holders is None
-            or self._is_unsettled()
+            or tables.barrier.awaits(NODES)
             or self.failover.under_way
         ):
             return None
@@ -189,9 +190,6 @@ class LoneTasks:
 
     def _answered(self, process: ProcessRecord, sent: m.Results, now: float) -> None:
         _agree((self.outcomes.take_last_result(process),), sent.rows)
-
-    def _is_unsettled(self) -> bool:
-        return self.tables.recovering or self.tables.unsettled is not None
 
 
 def _queue_of(row: m.Row, function: FunctionRecord) -> ShapeQueue | None:

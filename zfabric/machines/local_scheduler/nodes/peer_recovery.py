@@ -1,24 +1,22 @@
 """The barrier of a restarted scheduler among the other nodes (decision 0005).
 
 Once this node's own tables are rebuilt (``lifecycle.recovery``), tasks that no process here runs wait (``Tables.unsettled``), and nothing
-is freed, until each node has registered and repeated what it has, or is dead. Messages that answer or end something (``HELD``) wait for the
-last node, which may have a later attempt of the same task. Then ``_settle_tasks`` decides.
+is freed, until each node has registered and repeated what it has, or is dead (the stage ``NODES``). Then ``_settle_tasks`` decides.
 
 Objects with refs here and no other trace are *homeless*: each node is asked (``SEARCH``). If none is the home, the object is restored as
-one of this node, or is lost. Only then is collection resumed and ``settled`` true.
+one of this node, or is lost. Only then is collection resumed (the stage ``HOMES``).
 """
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from collections.abc import Callable
 from typing import TypeGuard
 
+from zfabric.machines.local_scheduler.barrier import HOMES, NODES
 from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
-from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere
 from zfabric.machines.local_scheduler.objects.streams import Streams
@@ -30,26 +28,7 @@ from zfabric.machines.local_scheduler.transitions import Recovered
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, short
-from zfabric.protocol.machine import Handler
 from zfabric.protocol.messages import FAILED, HOLD, OK, ROW, SEARCH
-
-HELD = frozenset(
-    {
-        m.FetchValues,
-        m.Ended,
-        m.RelayedYields,
-        m.CallsEnded,
-        m.Reclaimed,
-        m.CopyLost,
-        m.RelayedBlock,
-        m.RelayedCheckpoint,
-        m.ReadLog,
-        m.LifeEnded,
-    }
-)
-"""Messages that wait until all nodes have registered. Two others also wait until all homes are known: ``FetchValues``, as a value goes with
-the homes of the refs inside; and reports on entries (``LedgerUpdated``), as the needed rows are known then.
-"""
 
 
 class PeerRecovery:
@@ -63,37 +42,30 @@ class PeerRecovery:
         jobs: Jobs,
         borrowing: Borrowing,
         recovery: Recovery,
-        rejoining: Rejoining,
         streams: Streams,
         step: Callable[[float, Address, m.Message], None],
     ) -> None:
         self.tables = tables
+        self.barrier = tables.barrier
         self.references = references
         self.outcomes = outcomes
         self.jobs = jobs
         self.borrowing = borrowing
         self.recovery = recovery
-        self.rejoining = rejoining
         self.streams = streams
         self.step = step
-        self.restarted = tables.recovering
-        self.settled = not tables.recovering
-        """Whether all nodes have registered and all homes are known."""
-        self._awaited: set[bytes] = set()
-        self._held: list[tuple[Address, m.Message]] = []
         self._searches: dict[bytes, int] = {}
         """Number of the last message of the unanswered search, by node."""
         self._unread: list[tuple[bytes, bytes]] = []
         """Values of streams, (node, object), retained there and not requested here."""
-        self._unanswered: set[bytes] = set()
-        """Nodes that have not answered all searches."""
 
     # -- which nodes have registered --
 
     def on_recovered(self, transition: Recovered) -> None:
         """Begin: this node's processes have reported."""
-        self._awaited = set(self.tables.nodes)
-        self._unanswered = set(self.tables.nodes) if self.recovery.homeless else set()
+        self.barrier.expect(NODES, self.tables.nodes)
+        if self.recovery.homeless:
+            self.barrier.expect(HOMES, self.tables.nodes)
         homes = {each.home for each in self.tables.jobs.values() if each.home and each.home not in self.tables.nodes}
         for dead in sorted(homes):  # These homes died while this daemon was down.
             self.jobs.pass_on(dead)
@@ -102,81 +74,61 @@ class PeerRecovery:
         for home in self.tables.entrusted:
             if home not in self.tables.nodes:
                 self.name_homes(home)
-        early, self.rejoining.from_nodes = self.rejoining.from_nodes, []
-        for source, message in early:
-            self.step(transition.now, source, message)
+        self._handle_held(transition.now)
         self._go_on(transition.now)
 
+    def _handle_held(self, now: float) -> None:
+        for source, message in self.barrier.take_held():
+            self.step(now, source, message)
+
     def holds_back(self, source: Address, message: m.Message) -> bool:
-        """Retain a message that must wait. Return whether it must."""
-        if self.settled:
-            return False
-        kind = type(message)
+        """Retain a registered node's message that must wait. Return whether it must."""
         if isinstance(message, m.Delegate):
             self.recovery.run_again(row[0] for row in message.rows)
         is_search = isinstance(message, m.UpdateLedger) and self._restore(source[1:], message.added)
-        early = self.tables.unsettled is not None and (kind in HELD or is_search or _has_values(message))
-        waits = early or kind is m.FetchValues or (isinstance(message, m.LedgerUpdated) and not message.number)
-        if waits:
-            self._held.append((source, message))
-        return waits
-
-    def of_callers(self, handler: Handler) -> Handler:
-        """Wrap a handler of messages that may name objects whose homes are unknown."""
-
-        @functools.wraps(handler)
-        def handle(now: float, source: Address, message: m.Message) -> None:
-            if self.settled:
-                handler(now, source, message)
-            else:
-                self._held.append((source, message))
-
-        return handle
+        is_report = isinstance(message, m.LedgerUpdated) and not message.number  # Of entries: the needed rows are known later.
+        if is_report or ((is_search or _has_values(message)) and self.barrier.awaits(NODES)):
+            self.barrier.hold(source, message)
+            return True
+        return self.barrier.holds_back(source, message)
 
     def name_homes(self, node: bytes) -> None:
         """Set a dead node as the home of objects that its entrusted rows make."""
-        for record in filter(self._is_homeless, map(self.tables.find, self.recovery.homeless if not self.settled else ())):
+        for record in filter(self._is_homeless, map(self.tables.find, self.recovery.homeless)):
             if record is not None and record.object_id[:TASK_BYTES] in self.tables.entrusted.get(node, ()):
                 record.find_home(node)
 
     def begin_anew(self, node: bytes) -> None:
         """Drop the former daemon's reports: the next one repeats them."""
-        self._held = [each for each in self._held if each[0][1:] != node]
         self._searches.pop(node, None)
-        if self.tables.unsettled is not None:
-            self._awaited.add(node)
+        self.barrier.begin_anew(node)
+        self.barrier.expect(NODES, (node,))
 
     def node_ready(self, node: bytes, now: float) -> None:
         """Stop waiting for a registered node."""
-        self._awaited.discard(node)
+        self.barrier.report(NODES, node)
         self._go_on(now)
 
     def node_died(self, node: bytes, now: float) -> None:
         """Stop waiting for it, and drop its reports."""
-        self.begin_anew(node)
-        self._awaited.discard(node)
-        self._unanswered.discard(node)
+        self._searches.pop(node, None)
+        self.barrier.remove(node)
         self._go_on(now)
 
     def _go_on(self, now: float) -> None:
-        if self.settled or self.tables.recovering or self._awaited:
-            return
-        if self.tables.unsettled is not None:
+        if self.barrier.may_close(NODES):
             self._settle_tasks(now)
-        if not self._unanswered:
-            self.settled = True
-            if self.references.paused:
-                self._give_up_search()
-                self.recovery.settle()
-            self.references.pause(False)
-            held, self._held = self._held, []
-            for source, message in held:
-                self.step(now, source, message)
+        if self.barrier.may_close(HOMES):
+            self.barrier.close(HOMES)
+            self._give_up_search()
+            self.recovery.settle()
+            self.references.choose()
+            self._handle_held(now)
 
     # -- tasks --
 
     def _settle_tasks(self, now: float) -> None:
-        held, self._held = self._held, []
+        held = self.barrier.take_held()
         for source, message in held:
             if _has_values(message):
                 self.take_retained(source[1:], message)
@@ -184,7 +136,8 @@ class PeerRecovery:
         self._adopt()
         self._give_up_unread()
         self.recovery.find_lost_actors()
-        waiting, self.tables.unsettled = self.tables.unsettled or {}, None
+        waiting, self.tables.unsettled = self.tables.unsettled, {}
+        self.barrier.close(NODES)
         for task in waiting:
             self.outcomes.resolved(task)
         for source, message in held:
@@ -200,7 +153,7 @@ class PeerRecovery:
                     newest[task_id] = attempt, node
         for task_id, (attempt, node) in newest.items():
             task = self.tables.tasks.get(task_id)
-            if task is not None and task.state == WAITING and task in (self.tables.unsettled or ()):
+            if task is not None and task.state == WAITING and task in self.tables.unsettled:
                 task.attempt = attempt
                 task.ready()
                 task.assign(node)
@@ -253,7 +206,7 @@ class PeerRecovery:
                 process = self.tables.processes.get(task.submitter)
                 if process is not None:
                     self.outcomes.report_to(process, task)
-        if self.tables.unsettled is None:
+        if not self.barrier.awaits(NODES):
             self._give_up_unread()
 
     def _give_up_unread(self) -> None:
@@ -348,9 +301,9 @@ class PeerRecovery:
 
     def search(self, node: bytes) -> None:
         """Ask a node whether it is the home of homeless objects."""
-        wanted = [each for each in self.recovery.homeless if self._is_homeless(self.tables.find(each))] if not self.settled else []
+        wanted = [each for each in self.recovery.homeless if self._is_homeless(self.tables.find(each))]
         if not wanted:
-            self._unanswered.discard(node)
+            self.barrier.report(HOMES, node)
             return
         for object_id in wanted:
             self.tables.ledger.add(node, SEARCH, object_id)
@@ -366,7 +319,7 @@ class PeerRecovery:
         """Note which searches are answered."""
         if self._searches.get(node) == number:
             del self._searches[node]
-            self._unanswered.discard(node)
+            self.barrier.report(HOMES, node)
             self._go_on(now)
 
     def _found(self, object_id: bytes, home: bytes) -> None:

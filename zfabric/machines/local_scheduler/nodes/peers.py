@@ -10,6 +10,7 @@ import functools
 
 from zfabric.machines.local_scheduler.actors.directory import NODE_DRAINED, ActorDirectory
 from zfabric.machines.local_scheduler.actors.names import ActorNames
+from zfabric.machines.local_scheduler.barrier import HOMES
 from zfabric.machines.local_scheduler.cluster import labels_of
 from zfabric.machines.local_scheduler.lifecycle.departures import Departures
 from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
@@ -117,7 +118,7 @@ class Peers:
         self.tables.nodes[node] = record
         self.tables.enter_process(process)
         early = self._early.pop(node, None)
-        if self.peer_recovery.restarted:
+        if self.daemons:
             record.progress = PROBE
             self.tables.send_to_node(node, m.RegisterNode(m.PROTOCOL_VERSION, self.tables.address[1:], m.ANY_DAEMON))
         else:
@@ -143,7 +144,7 @@ class Peers:
     def _registers(self, node: NodeRecord, message: m.RegisterNode) -> None:
         """Register a node. If either daemon is a successor, both repeat."""
         new = message.daemon != node.daemon
-        first = new and not node.daemon and not message.peer and not self.peer_recovery.restarted
+        first = new and not node.daemon and not message.peer and not self.daemons
         if new:
             if node.daemon or message.peer:
                 node.progress = PROBE
@@ -176,7 +177,7 @@ class Peers:
             node = self.tables.nodes.get(source[1:])
             if node is None or node.progress == PROBE:
                 self.tables.count("refused" if node is None else "void")
-            elif not self.peer_recovery.holds_back(source, message):
+            elif not (self.tables.barrier.awaits(HOMES) and self.peer_recovery.holds_back(source, message)):
                 handler(now, source, message)
 
         return handle

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from zfabric.machines.local_scheduler.barrier import HOMES
 from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.nodes.unknown_nodes import UnknownNodes
 from zfabric.machines.local_scheduler.records import NO_HOME, AnyObject, ReferenceWatch
@@ -82,7 +83,7 @@ class ReferenceWatches:
                 self._decide(object_id, watch)
 
     def _waits(self, watch: ReferenceWatch, record: AnyObject) -> bool:
-        return self.references.paused or record.home == NO_HOME or not self._has_taken_over(watch.former)
+        return self.tables.barrier.awaits(HOMES) or record.home == NO_HOME or not self._has_taken_over(watch.former)
 
     def _has_taken_over(self, former: bytes) -> bool:
         """Whether this node has taken over from a dead one, or need not; it may be notified of the death later."""
@@ -90,7 +91,7 @@ class ReferenceWatches:
 
     def _decide(self, object_id: bytes, watch: ReferenceWatch) -> None:
         record = self.tables.find(object_id)
-        if self.references.paused or not self._has_taken_over(watch.former):
+        if self.tables.barrier.awaits(HOMES) or not self._has_taken_over(watch.former):
             self.undecided[object_id] = None
             return
         if watch.former:  # The survivors have reported their needs.

@@ -11,6 +11,7 @@ from collections import defaultdict
 
 from zfabric.machines.common.tables import LOG, unpack_row
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.barrier import HOMES
 from zfabric.machines.local_scheduler.channel import PeerOutbox
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers
@@ -234,7 +235,7 @@ class GuestLogs:
 
     def end_of_turn(self) -> None:
         """Send homes what processes sent, behind all holds: a checkpoint drops rows at home, and with them holds."""
-        if not self.to_send or self.references.paused or self.tables.recovering or self.tables.unsettled is not None:
+        if not self.to_send or self.tables.barrier.awaits(HOMES):
             return  # Homes have yet to register after a restart, or homes of refs are unknown.
         to_send, self.to_send = self.to_send, []
         for home, message in to_send:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from zfabric.machines.local_scheduler.actor_records import RemoteActorRecord
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.barrier import NODES
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.receipts import Receipts
 from zfabric.machines.local_scheduler.nodes.remote_callers import RemoteCallers, names_of
@@ -56,8 +57,8 @@ class RemoteActors:
     def on_find_actors(self, now: float, source: Address, message: m.FindActors) -> None:
         """Notify a process of locations, now and on every change."""
         process = self.tables.processes.get(source[1:])
-        is_settled = self.tables.unsettled is None and not self.tables.recovering
-        if not self.tables.cluster.rows or process is None or (process.incarnation in self.tables.nodes and is_settled):
+        is_of_node = source[1:] in self.tables.nodes and not self.tables.barrier.awaits(NODES)
+        if not self.tables.cluster.rows or process is None or is_of_node:
             self.actors.on_find_actors(now, source, message)
             return
         here = tuple(each for each in message.actor_ids if each in self.tables.actors)
@@ -69,7 +70,7 @@ class RemoteActors:
 
     def end_of_turn(self) -> None:
         """Find the requested actors, once homes are known."""
-        if self.tables.recovering or self.tables.unsettled is not None:
+        if self.tables.barrier.awaits(NODES):
             return
         later, self.later = self.later, []
         for actor_id, incarnation in later:

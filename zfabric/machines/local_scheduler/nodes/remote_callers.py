@@ -10,6 +10,7 @@ from collections import defaultdict
 
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.barrier import NODES
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.executions import Executions
 from zfabric.machines.local_scheduler.objects.call_results import CallResults, names_of_outcome
@@ -117,7 +118,7 @@ class RemoteCallers:
 
     def end_of_turn(self) -> None:
         """Send outcomes, and what goes behind them."""
-        if self.tables.recovering or self.tables.unsettled is not None:
+        if self.tables.barrier.awaits(NODES):
             return  # Callers' nodes have yet to register after a restart.
         ended = self.call_results.relayed.take()
         if len(ended) == 1:

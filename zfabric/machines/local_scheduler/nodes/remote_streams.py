@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
+from zfabric.machines.local_scheduler.barrier import HOMES
 from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.nodes.borrowing import Borrowing
 from zfabric.machines.local_scheduler.nodes.executions import Executions
@@ -62,7 +63,7 @@ class RemoteStreams:
 
     def end_of_turn(self) -> None:
         """Send values. The homes of the refs inside must be known."""
-        if self.references.paused:
+        if self.tables.barrier.awaits(HOMES):
             return
         by_home: defaultdict[bytes, list[m.Row]] = defaultdict(list)
         for home, row in self.streams.relayed.take():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.barrier import NODES
 from zfabric.machines.local_scheduler.channel import batches
 from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.lifecycle.detached import DetachedActors
@@ -204,5 +205,5 @@ class Repeats:
         ended = [each for each in node.actors if node.reported.get(each) != self.tables.actors[each].task.attempt]
         self.actors.node_lost(node, ended, cause)
         self.entries.node_ready(node)
-        if self.tables.unsettled is None:
+        if not self.tables.barrier.awaits(NODES):
             self.peer_recovery.stop_unwanted(node)

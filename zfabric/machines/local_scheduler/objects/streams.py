@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from zfabric.machines.local_scheduler.barrier import NODES, PROCESSES
 from zfabric.machines.local_scheduler.channel import TurnOutbox
 from zfabric.machines.local_scheduler.object_places import PENDING, Stored
 from zfabric.machines.local_scheduler.records import (
@@ -93,7 +94,7 @@ class Streams:
                 touched[stream] = None
         for stream in touched:
             self._allow(stream)
-        for stream in {**touched, **expected} if not self.tables.recovering else ():
+        for stream in {**touched, **expected} if not self.tables.barrier.awaits(PROCESSES) else ():
             self._rebuild(stream)
 
     def _rebuild(self, stream: StreamRecord) -> None:
@@ -201,7 +202,7 @@ class Streams:
                     stream.allowed = None  # The stream begins (again): its maker has had no ``AllowYields``.
                 self._accept(worker, stream, index, value, contained)
                 touched[stream] = None
-        is_settled = not self.tables.recovering and self.tables.unsettled is None
+        is_settled = not self.tables.barrier.awaits(NODES)
         for stream in touched:
             if is_settled and stream.pending and isinstance(stream.owner, TaskRecord):
                 self._cut(stream, stream.owner)  # Values come in order: a missing one went with a daemon.
@@ -210,7 +211,7 @@ class Streams:
     def _declare(self, stream: StreamRecord, count: int) -> None:
         """Record an attempt's number of values. Those of earlier attempts beyond it are lost."""
         stream.declared = count
-        if stream.actor or self.tables.recovering or self.tables.unsettled is not None:
+        if stream.actor or self.tables.barrier.awaits(NODES):
             return
         for index in sorted(each for each in stream.pending if count <= each < stream.count):
             text = f"{stream.name} yielded {count} values as it ran again, and more before: value {index} is lost"

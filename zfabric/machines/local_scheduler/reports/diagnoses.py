@@ -8,6 +8,7 @@ from zfabric.machines.common.resources import ResourcePool, covers, describe, de
 from zfabric.machines.local_scheduler.actor_records import ActorRecord, GuestRecord
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.barrier import PROCESSES
 from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
 from zfabric.machines.local_scheduler.records import (
@@ -182,7 +183,7 @@ class Diagnoses:
                 more = f" and {len(able) - 8} more" if len(able) > 8 else ""
                 return f"waits for {describe(queue.demand)}, which this node does not have; no room now on {', '.join(able[:8])}{more}"
             return f"no node has {describe(queue.demand)} (this one has {total}); it stays pending until one joins that does"
-        if self.tables.recovering:
+        if self.tables.barrier.awaits(PROCESSES):
             return "the node's daemon restarted and waits for every process to register again"
         if not self.pool.fits(queue.demand):
             return f"waits for {describe(queue.demand)}: free now is {describe_node(self.pool.available())} of {total}; {self._holders()}"

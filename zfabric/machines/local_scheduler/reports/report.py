@@ -14,6 +14,7 @@ from zfabric.machines.common.tables import TABLES
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.barrier import PROCESSES
 from zfabric.machines.local_scheduler.group_records import GroupRecord
 from zfabric.machines.local_scheduler.groups.directory import Groups
 from zfabric.machines.local_scheduler.latencies import MEASURED_SECONDS
@@ -443,7 +444,7 @@ class Reports:
             "store": {},
             "copied_bytes": sum(self.copied_bytes.values()),
             "idle_seconds": self._idle_seconds(now),
-            "recovering": self.tables.recovering,
+            "recovering": self.tables.barrier.awaits(PROCESSES),
             "draining": self.tables.draining,
         }
 

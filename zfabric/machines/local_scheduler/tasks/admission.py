@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
+from zfabric.machines.local_scheduler.barrier import NODES
 from zfabric.machines.local_scheduler.object_places import PENDING
 from zfabric.machines.local_scheduler.records import DONE, ProcessRecord, TaskExtras, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
@@ -98,7 +99,7 @@ class Admission:
 
     def resolve_later(self, task: TaskRecord) -> None:
         """Resolve a task that other nodes may run: it also waits for all to register."""
-        assert self.tables.unsettled is not None
+        assert self.tables.barrier.awaits(NODES)
         self.tables.unsettled[task] = None
         self._resolve(task, 1)
 

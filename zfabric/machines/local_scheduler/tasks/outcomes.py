@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 from zfabric.config import ROWS_MAX
 from zfabric.machines.common.resources import describe
 from zfabric.machines.common.tables import pack_row, unpack_row
+from zfabric.machines.local_scheduler.barrier import NODES
 from zfabric.machines.local_scheduler.channel import TurnOutbox
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored
 from zfabric.machines.local_scheduler.records import (
@@ -675,7 +676,7 @@ class Outcomes:
         self.tables.count("retries")
         self._detach(task)
         self.renumber(task)
-        if self.tables.unsettled is None or task.function.actor is not None:
+        if task.function.actor is not None or not self.tables.barrier.awaits(NODES):
             self.make_ready(task, front)
         else:  # The earlier daemon may have done the same: another node may have that attempt.
             task.wait(1)

@@ -5,6 +5,7 @@ A value without a task is read from the control store if it is durable, made aga
 
 from __future__ import annotations
 
+from zfabric.machines.local_scheduler.barrier import NODES
 from zfabric.machines.local_scheduler.channel import TurnOutbox
 from zfabric.machines.local_scheduler.object_places import PENDING, Elsewhere, Stored, copies_of
 from zfabric.machines.local_scheduler.records import DONE, FORMER, AnyObject, ObjectRecord, TaskRecord
@@ -114,7 +115,7 @@ class Rebuilding:
                 value.expect(self.tables.inline)
         self.outcomes.renumber(task)
         task.facts().rebuilt = True
-        if self.tables.unsettled is not None:  # Another node may have the value, and is yet to register.
+        if self.tables.barrier.awaits(NODES):  # Another node may have the value, and is yet to register.
             self.tables.unsettled[task] = None
             unresolved += 1
         self.tables.count("rebuilds")
