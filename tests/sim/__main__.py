@@ -194,7 +194,7 @@ EXPECTED_OF_ELASTIC = (
 
 EXPECTED_OF_DETACHED = (
     "detached actor found", "detached actor found that nobody relied on", "driver crashed", "node killed", "daemon restarted",
-    "living entered", "granted reported", "LifeEnded",
+    "living entered", "LifeEnded",
 )  # fmt: skip
 """The same of programs with detached actors."""
 
