@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_updates import leaving
 from nodes_alone import HOME_A, HOME_C, SELF, Nodes
-from scheduler_alone import DRIVER, OWN, task_id
+from scheduler_alone import DRIVER, FUNCTION, OWN, row, task_id
 
 from zfabric.machines.common.resources import covers
 from zfabric.machines.local_scheduler.groups.planning import Plan, plan, total_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER
-from zfabric.protocol.options import GROUP_POLICIES, RESOURCE_UNIT, Demand
+from zfabric.protocol.options import GROUP_POLICIES, RESOURCE_UNIT, Demand, GroupTerm, group_strategy
 
 demands = st.tuples(st.integers(0, 4), st.integers(0, 2)).map(lambda pair: (("CPU", pair[0]), ("disk", pair[1])))
 groups = st.lists(demands, min_size=1, max_size=5).map(lambda found: dict(enumerate(found)))
@@ -126,3 +126,20 @@ def test_a_drained_node_that_has_left_has_no_bundle_any_more(home: Nodes) -> Non
     home.table(2, SELF, HOME_C)
     record = home.scheduler.groups.records[GROUP]
     assert (record.places, record.leaving, record.state) == ([HOME_C], set(), "CREATED")
+
+
+def test_a_bundles_node_with_a_new_daemon_is_given_tasks_once_it_has_reported_its_attempts(home: Nodes) -> None:
+    """A task given before would pass for lost, and be given again: the node would refuse the second attempt."""
+    reserved(home, 2, HOME_C, 2)
+    home.hear(HOME_C, m.RegisterNode(m.PROTOCOL_VERSION, b"daemon.2", home.scheduler.address[1:]))
+    home.told(HOME_C)
+    where = group_strategy(GroupTerm(GROUP, SELF, 0, False))
+    home.send(CLIENT + DRIVER, m.Export(((FUNCTION, "f", b"payload", (("demand", ONE),)),)))
+    home.submit(row(9, strategy=where))
+    for _ in range(2):  # The home asks itself about the group.
+        for message in home.sent_to(LOCAL_SCHEDULER + OWN):
+            home.send(LOCAL_SCHEDULER + OWN, message)
+    assert not any(isinstance(each, m.Delegate) for each in home.told(HOME_C))
+    home.hear(HOME_C, m.Ready())
+    (given_task,) = [each for each in home.told(HOME_C) if isinstance(each, m.Delegate)]
+    assert [each[0] for each in given_task.rows] == [task_id(9)]

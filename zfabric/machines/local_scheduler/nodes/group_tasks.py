@@ -97,8 +97,8 @@ class GroupTasks:
             self._give(queue, known, places, now)
 
     def _takes(self, place: bytes) -> bool:
-        node = self.tables.nodes.get(place)
-        return place == self.tables.cluster.node or (node is not None and not node.draining)
+        node = self.tables.nodes.get(place)  # One that has yet to report its attempts would pass for one that lost the task.
+        return place == self.tables.cluster.node or (node is not None and node.is_ready and not node.draining)
 
     def _give(self, queue: ShapeQueue, known: KnownGroup, indexes: list[int], now: float) -> None:
         """Deal tasks out in rotation, in proportion to what each bundle can run at once.
