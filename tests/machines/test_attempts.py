@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from scheduler_alone import ACTOR_CLASS, CLIENT, DRIVER, FUNCTION, JOB, OLD, OWN, Restarted, died, ref, row, task_id
 
+from zfabric.machines.local_scheduler.barrier import PROCESSES
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import pack_failure, unpack_failure
@@ -61,6 +62,14 @@ def test_nothing_is_due_again_and_again_while_a_worker_neither_registers_nor_die
         assert (node.scheduler.next_deadline() or 0.0) > node.now
     assert node.scheduler.is_recovering
     assert node.now > 10.0 + node.config.worker_start_seconds
+
+
+def test_processes_that_come_after_a_restart_are_not_remembered_as_reporters(node: Restarted) -> None:
+    node.rejoin((row(0),))
+    died(node, OLD, None)
+    (worker,) = node.workers()
+    assert node.scheduler.tables.barrier.has_reported(PROCESSES, OLD)
+    assert not node.scheduler.tables.barrier.has_reported(PROCESSES, worker)
 
 
 @pytest.mark.parametrize("begun", [True, False])

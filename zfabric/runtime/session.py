@@ -221,7 +221,8 @@ class Session:
     # -- the description --
 
     def write_description(self, description: dict[str, Any]) -> None:
-        """Write ``session.json``, once."""
+        """Write ``session.json``."""
+        self._description = None  # What was read before is old.
         _replace(f"{self.directory}/session.json", json.dumps(description).encode())
 
     def describe(self) -> dict[str, Any]:

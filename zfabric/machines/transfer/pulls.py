@@ -469,7 +469,7 @@ class Pulls:
         for pull in self._active.values():
             for source, request in pull.requests.items():
                 if request.source != source or self._received.get(request.token) is not request:
-                    raise InvariantViolation(f"the request {request.token} of {short(pull.object_id)} is not among those that are accepted")
+                    raise InvariantViolation(f"no answer would be accepted to the request {request.token} of {short(pull.object_id)}")
                 used[source] += request.outstanding
             if (pull.offset is None) != (pull.room in self._rooms):
                 raise InvariantViolation(f"the pull of {short(pull.object_id)} has neither room nor a reservation, or both")

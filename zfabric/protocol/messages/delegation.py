@@ -236,7 +236,7 @@ class Delegate(NamedTuple):
 
 @from_nodes(LOCAL_SCHEDULER)
 class Reclaim(NamedTuple):
-    """home -> executor. The home has room, or places tasks anew: return those of these tasks that have not begun. ``Reclaimed`` answers."""
+    """home -> executor. Return these tasks unless they have begun: the home has room, or places tasks anew. ``Reclaimed`` answers."""
 
     task_ids: TaskIds
 

@@ -120,7 +120,8 @@ class Rejoining:
 
     def ready(self, incarnation: bytes, now: float) -> None:
         """Record that a process has reported everything."""
-        self.barrier.report(PROCESSES, incarnation)
+        if self.barrier.awaits(PROCESSES):  # Later processes would be remembered for ever.
+            self.barrier.report(PROCESSES, incarnation)
         self._maybe_recovered(now)
 
     def dead(self, pid: int, now: float) -> None:
